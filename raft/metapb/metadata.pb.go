@@ -76,6 +76,58 @@ func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
 	return file_metadata_proto_rawDescGZIP(), []int{20, 0}
 }
 
+type LookupVolumeResponse_State int32
+
+const (
+	LookupVolumeResponse_STATE_UNSPECIFIED LookupVolumeResponse_State = 0
+	LookupVolumeResponse_LIVE              LookupVolumeResponse_State = 1
+	LookupVolumeResponse_TOMBSTONE         LookupVolumeResponse_State = 2 // deleted, for ever
+	LookupVolumeResponse_UNKNOWN           LookupVolumeResponse_State = 3 // never heard of: proves nothing
+)
+
+// Enum value maps for LookupVolumeResponse_State.
+var (
+	LookupVolumeResponse_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "LIVE",
+		2: "TOMBSTONE",
+		3: "UNKNOWN",
+	}
+	LookupVolumeResponse_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"LIVE":              1,
+		"TOMBSTONE":         2,
+		"UNKNOWN":           3,
+	}
+)
+
+func (x LookupVolumeResponse_State) Enum() *LookupVolumeResponse_State {
+	p := new(LookupVolumeResponse_State)
+	*p = x
+	return p
+}
+
+func (x LookupVolumeResponse_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LookupVolumeResponse_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_metadata_proto_enumTypes[1].Descriptor()
+}
+
+func (LookupVolumeResponse_State) Type() protoreflect.EnumType {
+	return &file_metadata_proto_enumTypes[1]
+}
+
+func (x LookupVolumeResponse_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LookupVolumeResponse_State.Descriptor instead.
+func (LookupVolumeResponse_State) EnumDescriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{33, 0}
+}
+
 type CreateVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -730,6 +782,7 @@ type DetachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	AttachmentId  string                 `protobuf:"bytes,3,opt,name=attachment_id,json=attachmentId,proto3" json:"attachment_id,omitempty"` // if set, only this attachment: a repeat cannot meet a newer one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -774,6 +827,13 @@ func (x *DetachRequest) GetVolume() *VolumeRef {
 func (x *DetachRequest) GetNode() string {
 	if x != nil {
 		return x.Node
+	}
+	return ""
+}
+
+func (x *DetachRequest) GetAttachmentId() string {
+	if x != nil {
+		return x.AttachmentId
 	}
 	return ""
 }
@@ -1767,6 +1827,110 @@ func (x *ReadMapRequest) GetVolumeId() string {
 	return ""
 }
 
+type LookupVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupVolumeRequest) Reset() {
+	*x = LookupVolumeRequest{}
+	mi := &file_metadata_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupVolumeRequest) ProtoMessage() {}
+
+func (x *LookupVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupVolumeRequest.ProtoReflect.Descriptor instead.
+func (*LookupVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *LookupVolumeRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+type LookupVolumeResponse struct {
+	state         protoimpl.MessageState     `protogen:"open.v1"`
+	ClusterId     string                     `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	State         LookupVolumeResponse_State `protobuf:"varint,2,opt,name=state,proto3,enum=gabion.v1.LookupVolumeResponse_State" json:"state,omitempty"`
+	Index         uint64                     `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"` // applied index of the answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupVolumeResponse) Reset() {
+	*x = LookupVolumeResponse{}
+	mi := &file_metadata_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupVolumeResponse) ProtoMessage() {}
+
+func (x *LookupVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupVolumeResponse.ProtoReflect.Descriptor instead.
+func (*LookupVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *LookupVolumeResponse) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *LookupVolumeResponse) GetState() LookupVolumeResponse_State {
+	if x != nil {
+		return x.State
+	}
+	return LookupVolumeResponse_STATE_UNSPECIFIED
+}
+
+func (x *LookupVolumeResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type VolumeMap struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // applied index the map was read at
@@ -1781,7 +1945,7 @@ type VolumeMap struct {
 
 func (x *VolumeMap) Reset() {
 	*x = VolumeMap{}
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1957,7 @@ func (x *VolumeMap) String() string {
 func (*VolumeMap) ProtoMessage() {}
 
 func (x *VolumeMap) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1970,7 @@ func (x *VolumeMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMap.ProtoReflect.Descriptor instead.
 func (*VolumeMap) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{32}
+	return file_metadata_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VolumeMap) GetIndex() uint64 {
@@ -1862,7 +2026,7 @@ type PlaceRunsRequest struct {
 
 func (x *PlaceRunsRequest) Reset() {
 	*x = PlaceRunsRequest{}
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2038,7 @@ func (x *PlaceRunsRequest) String() string {
 func (*PlaceRunsRequest) ProtoMessage() {}
 
 func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2051,7 @@ func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRunsRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{33}
+	return file_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PlaceRunsRequest) GetVolumeId() string {
@@ -1920,7 +2084,7 @@ type PlaceRunsResponse struct {
 
 func (x *PlaceRunsResponse) Reset() {
 	*x = PlaceRunsResponse{}
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2096,7 @@ func (x *PlaceRunsResponse) String() string {
 func (*PlaceRunsResponse) ProtoMessage() {}
 
 func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2109,7 @@ func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsResponse.ProtoReflect.Descriptor instead.
 func (*PlaceRunsResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{34}
+	return file_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlaceRunsResponse) GetRuns() []*Run {
@@ -1971,7 +2135,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2147,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2160,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{35}
+	return file_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ProposeRequest) GetFence() *Fence {
@@ -2087,7 +2251,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2263,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2276,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{36}
+	return file_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ProposeResponse) GetIndex() uint64 {
@@ -2178,10 +2342,11 @@ const file_metadata_proto_rawDesc = "" +
 	"\vnbd_address\x18\x02 \x01(\tR\n" +
 	"nbdAddress\x12\x1d\n" +
 	"\n" +
-	"nbd_socket\x18\x03 \x01(\tR\tnbdSocket\"Q\n" +
+	"nbd_socket\x18\x03 \x01(\tR\tnbdSocket\"v\n" +
 	"\rDetachRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node\"\x10\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12#\n" +
+	"\rattachment_id\x18\x03 \x01(\tR\fattachmentId\"\x10\n" +
 	"\x0eDetachResponse\"\x12\n" +
 	"\x10ListNodesRequest\":\n" +
 	"\x11ListNodesResponse\x12%\n" +
@@ -2251,7 +2416,19 @@ const file_metadata_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x18\n" +
 	"\aprocess\x18\x03 \x01(\tR\aprocess\"-\n" +
 	"\x0eReadMapRequest\x12\x1b\n" +
-	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\"\xfe\x01\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\"2\n" +
+	"\x13LookupVolumeRequest\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\"\xce\x01\n" +
+	"\x14LookupVolumeResponse\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12;\n" +
+	"\x05state\x18\x02 \x01(\x0e2%.gabion.v1.LookupVolumeResponse.StateR\x05state\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"D\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\b\n" +
+	"\x04LIVE\x10\x01\x12\r\n" +
+	"\tTOMBSTONE\x10\x02\x12\v\n" +
+	"\aUNKNOWN\x10\x03\"\xfe\x01\n" +
 	"\tVolumeMap\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12)\n" +
 	"\x06volume\x18\x02 \x01(\v2\x11.gabion.v1.VolumeR\x06volume\x12&\n" +
@@ -2277,8 +2454,7 @@ const file_metadata_proto_rawDesc = "" +
 	"\acommand\"A\n" +
 	"\x0fProposeResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion2\xbc\n" +
-	"\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion2\x8d\v\n" +
 	"\bMetadata\x12A\n" +
 	"\fCreateVolume\x12\x1e.gabion.v1.CreateVolumeRequest\x1a\x11.gabion.v1.Volume\x12F\n" +
 	"\tGetVolume\x12\x1b.gabion.v1.GetVolumeRequest\x1a\x1c.gabion.v1.GetVolumeResponse\x12L\n" +
@@ -2296,7 +2472,8 @@ const file_metadata_proto_rawDesc = "" +
 	"\vReportDisks\x12\x1d.gabion.v1.ReportDisksRequest\x1a\x1e.gabion.v1.ReportDisksResponse\x12L\n" +
 	"\vReportEvent\x12\x1d.gabion.v1.ReportEventRequest\x1a\x1e.gabion.v1.ReportEventResponse\x126\n" +
 	"\x05Grant\x12\x17.gabion.v1.GrantRequest\x1a\x14.gabion.v1.VolumeMap\x12:\n" +
-	"\aReadMap\x12\x19.gabion.v1.ReadMapRequest\x1a\x14.gabion.v1.VolumeMap\x12F\n" +
+	"\aReadMap\x12\x19.gabion.v1.ReadMapRequest\x1a\x14.gabion.v1.VolumeMap\x12O\n" +
+	"\fLookupVolume\x12\x1e.gabion.v1.LookupVolumeRequest\x1a\x1f.gabion.v1.LookupVolumeResponse\x12F\n" +
 	"\tPlaceRuns\x12\x1b.gabion.v1.PlaceRunsRequest\x1a\x1c.gabion.v1.PlaceRunsResponse\x12@\n" +
 	"\aPropose\x12\x19.gabion.v1.ProposeRequest\x1a\x1a.gabion.v1.ProposeResponseB.Z,github.com/gabion-storage/gabion/raft/metapbb\x06proto3"
 
@@ -2312,139 +2489,145 @@ func file_metadata_proto_rawDescGZIP() []byte {
 	return file_metadata_proto_rawDescData
 }
 
-var file_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_metadata_proto_goTypes = []any{
-	(Condition_Severity)(0),      // 0: gabion.v1.Condition.Severity
-	(*CreateVolumeRequest)(nil),  // 1: gabion.v1.CreateVolumeRequest
-	(*VolumeRef)(nil),            // 2: gabion.v1.VolumeRef
-	(*GetVolumeRequest)(nil),     // 3: gabion.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),    // 4: gabion.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),   // 5: gabion.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),  // 6: gabion.v1.ListVolumesResponse
-	(*ResizeVolumeRequest)(nil),  // 7: gabion.v1.ResizeVolumeRequest
-	(*DeleteVolumeRequest)(nil),  // 8: gabion.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil), // 9: gabion.v1.DeleteVolumeResponse
-	(*AttachRequest)(nil),        // 10: gabion.v1.AttachRequest
-	(*AttachResponse)(nil),       // 11: gabion.v1.AttachResponse
-	(*Endpoint)(nil),             // 12: gabion.v1.Endpoint
-	(*DetachRequest)(nil),        // 13: gabion.v1.DetachRequest
-	(*DetachResponse)(nil),       // 14: gabion.v1.DetachResponse
-	(*ListNodesRequest)(nil),     // 15: gabion.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),    // 16: gabion.v1.ListNodesResponse
-	(*ListDisksRequest)(nil),     // 17: gabion.v1.ListDisksRequest
-	(*ListDisksResponse)(nil),    // 18: gabion.v1.ListDisksResponse
-	(*GetStatusRequest)(nil),     // 19: gabion.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),    // 20: gabion.v1.GetStatusResponse
-	(*Condition)(nil),            // 21: gabion.v1.Condition
-	(*GetCapacityRequest)(nil),   // 22: gabion.v1.GetCapacityRequest
-	(*GetCapacityResponse)(nil),  // 23: gabion.v1.GetCapacityResponse
-	(*WatchRequest)(nil),         // 24: gabion.v1.WatchRequest
-	(*RegisterNodeRequest)(nil),  // 25: gabion.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil), // 26: gabion.v1.RegisterNodeResponse
-	(*ReportDisksRequest)(nil),   // 27: gabion.v1.ReportDisksRequest
-	(*ReportDisksResponse)(nil),  // 28: gabion.v1.ReportDisksResponse
-	(*ReportEventRequest)(nil),   // 29: gabion.v1.ReportEventRequest
-	(*ReportEventResponse)(nil),  // 30: gabion.v1.ReportEventResponse
-	(*GrantRequest)(nil),         // 31: gabion.v1.GrantRequest
-	(*ReadMapRequest)(nil),       // 32: gabion.v1.ReadMapRequest
-	(*VolumeMap)(nil),            // 33: gabion.v1.VolumeMap
-	(*PlaceRunsRequest)(nil),     // 34: gabion.v1.PlaceRunsRequest
-	(*PlaceRunsResponse)(nil),    // 35: gabion.v1.PlaceRunsResponse
-	(*ProposeRequest)(nil),       // 36: gabion.v1.ProposeRequest
-	(*ProposeResponse)(nil),      // 37: gabion.v1.ProposeResponse
-	(*Policy)(nil),               // 38: gabion.v1.Policy
-	(*Volume)(nil),               // 39: gabion.v1.Volume
-	(*Attachment)(nil),           // 40: gabion.v1.Attachment
-	(*Grant)(nil),                // 41: gabion.v1.Grant
-	(*Member)(nil),               // 42: gabion.v1.Member
-	(*Node)(nil),                 // 43: gabion.v1.Node
-	(*Disk)(nil),                 // 44: gabion.v1.Disk
-	(*Event)(nil),                // 45: gabion.v1.Event
-	(*Run)(nil),                  // 46: gabion.v1.Run
-	(*Fence)(nil),                // 47: gabion.v1.Fence
-	(*Takeover)(nil),             // 48: gabion.v1.Takeover
-	(*CommitRuns)(nil),           // 49: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),          // 50: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil),        // 51: gabion.v1.ConfirmDetach
+	(Condition_Severity)(0),         // 0: gabion.v1.Condition.Severity
+	(LookupVolumeResponse_State)(0), // 1: gabion.v1.LookupVolumeResponse.State
+	(*CreateVolumeRequest)(nil),     // 2: gabion.v1.CreateVolumeRequest
+	(*VolumeRef)(nil),               // 3: gabion.v1.VolumeRef
+	(*GetVolumeRequest)(nil),        // 4: gabion.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),       // 5: gabion.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),      // 6: gabion.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 7: gabion.v1.ListVolumesResponse
+	(*ResizeVolumeRequest)(nil),     // 8: gabion.v1.ResizeVolumeRequest
+	(*DeleteVolumeRequest)(nil),     // 9: gabion.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),    // 10: gabion.v1.DeleteVolumeResponse
+	(*AttachRequest)(nil),           // 11: gabion.v1.AttachRequest
+	(*AttachResponse)(nil),          // 12: gabion.v1.AttachResponse
+	(*Endpoint)(nil),                // 13: gabion.v1.Endpoint
+	(*DetachRequest)(nil),           // 14: gabion.v1.DetachRequest
+	(*DetachResponse)(nil),          // 15: gabion.v1.DetachResponse
+	(*ListNodesRequest)(nil),        // 16: gabion.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),       // 17: gabion.v1.ListNodesResponse
+	(*ListDisksRequest)(nil),        // 18: gabion.v1.ListDisksRequest
+	(*ListDisksResponse)(nil),       // 19: gabion.v1.ListDisksResponse
+	(*GetStatusRequest)(nil),        // 20: gabion.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),       // 21: gabion.v1.GetStatusResponse
+	(*Condition)(nil),               // 22: gabion.v1.Condition
+	(*GetCapacityRequest)(nil),      // 23: gabion.v1.GetCapacityRequest
+	(*GetCapacityResponse)(nil),     // 24: gabion.v1.GetCapacityResponse
+	(*WatchRequest)(nil),            // 25: gabion.v1.WatchRequest
+	(*RegisterNodeRequest)(nil),     // 26: gabion.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),    // 27: gabion.v1.RegisterNodeResponse
+	(*ReportDisksRequest)(nil),      // 28: gabion.v1.ReportDisksRequest
+	(*ReportDisksResponse)(nil),     // 29: gabion.v1.ReportDisksResponse
+	(*ReportEventRequest)(nil),      // 30: gabion.v1.ReportEventRequest
+	(*ReportEventResponse)(nil),     // 31: gabion.v1.ReportEventResponse
+	(*GrantRequest)(nil),            // 32: gabion.v1.GrantRequest
+	(*ReadMapRequest)(nil),          // 33: gabion.v1.ReadMapRequest
+	(*LookupVolumeRequest)(nil),     // 34: gabion.v1.LookupVolumeRequest
+	(*LookupVolumeResponse)(nil),    // 35: gabion.v1.LookupVolumeResponse
+	(*VolumeMap)(nil),               // 36: gabion.v1.VolumeMap
+	(*PlaceRunsRequest)(nil),        // 37: gabion.v1.PlaceRunsRequest
+	(*PlaceRunsResponse)(nil),       // 38: gabion.v1.PlaceRunsResponse
+	(*ProposeRequest)(nil),          // 39: gabion.v1.ProposeRequest
+	(*ProposeResponse)(nil),         // 40: gabion.v1.ProposeResponse
+	(*Policy)(nil),                  // 41: gabion.v1.Policy
+	(*Volume)(nil),                  // 42: gabion.v1.Volume
+	(*Attachment)(nil),              // 43: gabion.v1.Attachment
+	(*Grant)(nil),                   // 44: gabion.v1.Grant
+	(*Member)(nil),                  // 45: gabion.v1.Member
+	(*Node)(nil),                    // 46: gabion.v1.Node
+	(*Disk)(nil),                    // 47: gabion.v1.Disk
+	(*Event)(nil),                   // 48: gabion.v1.Event
+	(*Run)(nil),                     // 49: gabion.v1.Run
+	(*Fence)(nil),                   // 50: gabion.v1.Fence
+	(*Takeover)(nil),                // 51: gabion.v1.Takeover
+	(*CommitRuns)(nil),              // 52: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),             // 53: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil),           // 54: gabion.v1.ConfirmDetach
 }
 var file_metadata_proto_depIdxs = []int32{
-	38, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
-	2,  // 1: gabion.v1.GetVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	39, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
-	40, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
-	41, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
-	42, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
-	39, // 6: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
-	2,  // 7: gabion.v1.ResizeVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	2,  // 8: gabion.v1.DeleteVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	2,  // 9: gabion.v1.AttachRequest.volume:type_name -> gabion.v1.VolumeRef
-	39, // 10: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
-	40, // 11: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
-	12, // 12: gabion.v1.AttachResponse.endpoints:type_name -> gabion.v1.Endpoint
-	2,  // 13: gabion.v1.DetachRequest.volume:type_name -> gabion.v1.VolumeRef
-	43, // 14: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
-	44, // 15: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
-	21, // 16: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
+	41, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
+	3,  // 1: gabion.v1.GetVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
+	42, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
+	43, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
+	44, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
+	45, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
+	42, // 6: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
+	3,  // 7: gabion.v1.ResizeVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 8: gabion.v1.DeleteVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 9: gabion.v1.AttachRequest.volume:type_name -> gabion.v1.VolumeRef
+	42, // 10: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
+	43, // 11: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
+	13, // 12: gabion.v1.AttachResponse.endpoints:type_name -> gabion.v1.Endpoint
+	3,  // 13: gabion.v1.DetachRequest.volume:type_name -> gabion.v1.VolumeRef
+	46, // 14: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
+	47, // 15: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
+	22, // 16: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
 	0,  // 17: gabion.v1.Condition.severity:type_name -> gabion.v1.Condition.Severity
-	43, // 18: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
-	44, // 19: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
-	44, // 20: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
-	45, // 21: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
-	39, // 22: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
-	41, // 23: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
-	46, // 24: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
-	42, // 25: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
-	40, // 26: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
-	46, // 27: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
-	47, // 28: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
-	48, // 29: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
-	49, // 30: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
-	50, // 31: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
-	51, // 32: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
-	1,  // 33: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
-	3,  // 34: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
-	5,  // 35: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
-	7,  // 36: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
-	8,  // 37: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
-	10, // 38: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
-	13, // 39: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
-	15, // 40: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
-	17, // 41: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
-	19, // 42: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
-	22, // 43: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
-	24, // 44: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
-	25, // 45: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
-	27, // 46: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
-	29, // 47: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
-	31, // 48: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
-	32, // 49: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
-	34, // 50: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
-	36, // 51: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
-	39, // 52: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
-	4,  // 53: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
-	6,  // 54: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
-	39, // 55: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
-	9,  // 56: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
-	11, // 57: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
-	14, // 58: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
-	16, // 59: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
-	18, // 60: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
-	20, // 61: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
-	23, // 62: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
-	45, // 63: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
-	26, // 64: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
-	28, // 65: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
-	30, // 66: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
-	33, // 67: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
-	33, // 68: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
-	35, // 69: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
-	37, // 70: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
-	52, // [52:71] is the sub-list for method output_type
-	33, // [33:52] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	46, // 18: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
+	47, // 19: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
+	47, // 20: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
+	48, // 21: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
+	1,  // 22: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
+	42, // 23: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
+	44, // 24: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
+	49, // 25: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
+	45, // 26: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
+	43, // 27: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
+	49, // 28: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
+	50, // 29: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
+	51, // 30: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
+	52, // 31: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
+	53, // 32: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
+	54, // 33: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	2,  // 34: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
+	4,  // 35: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
+	6,  // 36: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
+	8,  // 37: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
+	9,  // 38: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
+	11, // 39: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
+	14, // 40: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
+	16, // 41: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
+	18, // 42: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
+	20, // 43: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
+	23, // 44: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
+	25, // 45: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
+	26, // 46: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
+	28, // 47: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
+	30, // 48: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
+	32, // 49: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
+	33, // 50: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
+	34, // 51: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
+	37, // 52: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
+	39, // 53: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
+	42, // 54: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
+	5,  // 55: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
+	7,  // 56: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
+	42, // 57: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
+	10, // 58: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
+	12, // 59: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
+	15, // 60: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
+	17, // 61: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
+	19, // 62: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
+	21, // 63: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
+	24, // 64: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
+	48, // 65: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
+	27, // 66: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
+	29, // 67: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
+	31, // 68: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
+	36, // 69: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
+	36, // 70: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
+	35, // 71: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
+	38, // 72: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
+	40, // 73: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
+	54, // [54:74] is the sub-list for method output_type
+	34, // [34:54] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_metadata_proto_init() }
@@ -2453,7 +2636,7 @@ func file_metadata_proto_init() {
 		return
 	}
 	file_objects_proto_init()
-	file_metadata_proto_msgTypes[35].OneofWrappers = []any{
+	file_metadata_proto_msgTypes[37].OneofWrappers = []any{
 		(*ProposeRequest_Takeover)(nil),
 		(*ProposeRequest_CommitRuns)(nil),
 		(*ProposeRequest_ConfirmSize)(nil),
@@ -2464,8 +2647,8 @@ func file_metadata_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_metadata_proto_rawDesc), len(file_metadata_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   37,
+			NumEnums:      2,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

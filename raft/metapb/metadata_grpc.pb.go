@@ -42,6 +42,7 @@ const (
 	Metadata_ReportEvent_FullMethodName  = "/gabion.v1.Metadata/ReportEvent"
 	Metadata_Grant_FullMethodName        = "/gabion.v1.Metadata/Grant"
 	Metadata_ReadMap_FullMethodName      = "/gabion.v1.Metadata/ReadMap"
+	Metadata_LookupVolume_FullMethodName = "/gabion.v1.Metadata/LookupVolume"
 	Metadata_PlaceRuns_FullMethodName    = "/gabion.v1.Metadata/PlaceRuns"
 	Metadata_Propose_FullMethodName      = "/gabion.v1.Metadata/Propose"
 )
@@ -83,6 +84,9 @@ type MetadataClient interface {
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*VolumeMap, error)
 	// ReadMap returns the whole map, linearizably.
 	ReadMap(ctx context.Context, in *ReadMapRequest, opts ...grpc.CallOption) (*VolumeMap, error)
+	// LookupVolume says, linearizably, what became of an id: the only proof on
+	// which a disk deletes files, and only for its own cluster.
+	LookupVolume(ctx context.Context, in *LookupVolumeRequest, opts ...grpc.CallOption) (*LookupVolumeResponse, error)
 	// PlaceRuns chooses disks for unborn runs from current use. Nothing is committed.
 	PlaceRuns(ctx context.Context, in *PlaceRunsRequest, opts ...grpc.CallOption) (*PlaceRunsResponse, error)
 	// Propose commits one fenced command of a primary and returns its outcome.
@@ -277,6 +281,16 @@ func (c *metadataClient) ReadMap(ctx context.Context, in *ReadMapRequest, opts .
 	return out, nil
 }
 
+func (c *metadataClient) LookupVolume(ctx context.Context, in *LookupVolumeRequest, opts ...grpc.CallOption) (*LookupVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookupVolumeResponse)
+	err := c.cc.Invoke(ctx, Metadata_LookupVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *metadataClient) PlaceRuns(ctx context.Context, in *PlaceRunsRequest, opts ...grpc.CallOption) (*PlaceRunsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PlaceRunsResponse)
@@ -334,6 +348,9 @@ type MetadataServer interface {
 	Grant(context.Context, *GrantRequest) (*VolumeMap, error)
 	// ReadMap returns the whole map, linearizably.
 	ReadMap(context.Context, *ReadMapRequest) (*VolumeMap, error)
+	// LookupVolume says, linearizably, what became of an id: the only proof on
+	// which a disk deletes files, and only for its own cluster.
+	LookupVolume(context.Context, *LookupVolumeRequest) (*LookupVolumeResponse, error)
 	// PlaceRuns chooses disks for unborn runs from current use. Nothing is committed.
 	PlaceRuns(context.Context, *PlaceRunsRequest) (*PlaceRunsResponse, error)
 	// Propose commits one fenced command of a primary and returns its outcome.
@@ -399,6 +416,9 @@ func (UnimplementedMetadataServer) Grant(context.Context, *GrantRequest) (*Volum
 }
 func (UnimplementedMetadataServer) ReadMap(context.Context, *ReadMapRequest) (*VolumeMap, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReadMap not implemented")
+}
+func (UnimplementedMetadataServer) LookupVolume(context.Context, *LookupVolumeRequest) (*LookupVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LookupVolume not implemented")
 }
 func (UnimplementedMetadataServer) PlaceRuns(context.Context, *PlaceRunsRequest) (*PlaceRunsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PlaceRuns not implemented")
@@ -726,6 +746,24 @@ func _Metadata_ReadMap_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Metadata_LookupVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookupVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).LookupVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_LookupVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).LookupVolume(ctx, req.(*LookupVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Metadata_PlaceRuns_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PlaceRunsRequest)
 	if err := dec(in); err != nil {
@@ -832,6 +870,10 @@ var Metadata_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReadMap",
 			Handler:    _Metadata_ReadMap_Handler,
+		},
+		{
+			MethodName: "LookupVolume",
+			Handler:    _Metadata_LookupVolume_Handler,
 		},
 		{
 			MethodName: "PlaceRuns",
