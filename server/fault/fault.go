@@ -99,6 +99,23 @@ func (s *Set) Hits(point string) int {
 	return n
 }
 
+// Status is a rule as it stands.
+type Status struct {
+	Rule
+	Hits int
+}
+
+// Rules lists what is armed, in order.
+func (s *Set) Rules() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Status, len(s.rules))
+	for i, a := range s.rules {
+		list[i] = Status{a.Rule, a.hits}
+	}
+	return list
+}
+
 // Hit is called at a point with the identity it concerns. It waits as the
 // first matching rule says and returns that rule's error, wrapped.
 func (s *Set) Hit(point, detail string) error {
