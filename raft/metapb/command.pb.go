@@ -272,6 +272,7 @@ type InitCluster struct {
 	ClusterId       string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	ExtentSize      int64                  `protobuf:"varint,2,opt,name=extent_size,json=extentSize,proto3" json:"extent_size,omitempty"`
 	DefaultReplicas uint32                 `protobuf:"varint,3,opt,name=default_replicas,json=defaultReplicas,proto3" json:"default_replicas,omitempty"`
+	Overcommit      uint32                 `protobuf:"varint,4,opt,name=overcommit,proto3" json:"overcommit,omitempty"` // provisioned bytes per byte of capacity; 0: the default of raft/placement
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -327,10 +328,19 @@ func (x *InitCluster) GetDefaultReplicas() uint32 {
 	return 0
 }
 
+func (x *InitCluster) GetOvercommit() uint32 {
+	if x != nil {
+		return x.Overcommit
+	}
+	return 0
+}
+
+// A node's server started, with all the disks it has.
 type PutNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Disks         []*Disk                `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"`
+	MovedDisks    []string               `protobuf:"bytes,3,rep,name=moved_disks,json=movedDisks,proto3" json:"moved_disks,omitempty"` // of these, the ones whose last node the leader holds to be down: they may change hands
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -379,6 +389,14 @@ func (x *PutNode) GetDisks() []*Disk {
 	return nil
 }
 
+func (x *PutNode) GetMovedDisks() []string {
+	if x != nil {
+		return x.MovedDisks
+	}
+	return nil
+}
+
+// News of some of a node's disks.
 type PutDisks struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -596,8 +614,11 @@ func (x *DeleteVolume) GetId() string {
 }
 
 type AttachVolume struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Attachment *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	// The volume's version when the key (volume, node) was looked up; 0: not checked. An attachment is made only at this
+	// version, so that a call that hung since then changes nothing.
+	Version       uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -637,6 +658,13 @@ func (x *AttachVolume) GetAttachment() *Attachment {
 		return x.Attachment
 	}
 	return nil
+}
+
+func (x *AttachVolume) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
 }
 
 type DetachVolume struct {
@@ -937,16 +965,21 @@ const file_command_proto_rawDesc = "" +
 	"\rgrant_primary\x18\x12 \x01(\v2\x17.gabion.v1.GrantPrimaryH\x00R\fgrantPrimary\x122\n" +
 	"\x06fenced\x18\x13 \x01(\v2\x18.gabion.v1.FencedCommandH\x00R\x06fenced\x12;\n" +
 	"\frecord_event\x18\x14 \x01(\v2\x16.gabion.v1.RecordEventH\x00R\vrecordEventB\x06\n" +
-	"\x04kind\"x\n" +
+	"\x04kind\"\x98\x01\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
 	"\vextent_size\x18\x02 \x01(\x03R\n" +
 	"extentSize\x12)\n" +
-	"\x10default_replicas\x18\x03 \x01(\rR\x0fdefaultReplicas\"U\n" +
+	"\x10default_replicas\x18\x03 \x01(\rR\x0fdefaultReplicas\x12\x1e\n" +
+	"\n" +
+	"overcommit\x18\x04 \x01(\rR\n" +
+	"overcommit\"v\n" +
 	"\aPutNode\x12#\n" +
 	"\x04node\x18\x01 \x01(\v2\x0f.gabion.v1.NodeR\x04node\x12%\n" +
-	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"E\n" +
+	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\x12\x1f\n" +
+	"\vmoved_disks\x18\x03 \x03(\tR\n" +
+	"movedDisks\"E\n" +
 	"\bPutDisks\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12%\n" +
 	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"q\n" +
@@ -959,11 +992,12 @@ const file_command_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"\x1e\n" +
 	"\fDeleteVolume\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"_\n" +
 	"\fAttachVolume\x125\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x15.gabion.v1.AttachmentR\n" +
-	"attachment\"P\n" +
+	"attachment\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"P\n" +
 	"\fDetachVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12#\n" +
 	"\rattachment_id\x18\x02 \x01(\tR\fattachmentId\"Y\n" +

@@ -1328,7 +1328,8 @@ func (x *Takeover) GetRaiseCacheEpoch() bool {
 // Births that are durable on every disk of each run.
 type CommitRuns struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Runs          []*Run                 `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
+	Runs          []*Run                 `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`       // none: a no-op that settles what earlier commands at this version came to
+	Members       []*Member              `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"` // disks that were not members yet, as sealed now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1366,6 +1367,13 @@ func (*CommitRuns) Descriptor() ([]byte, []int) {
 func (x *CommitRuns) GetRuns() []*Run {
 	if x != nil {
 		return x.Runs
+	}
+	return nil
+}
+
+func (x *CommitRuns) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
 	}
 	return nil
 }
@@ -1592,10 +1600,11 @@ const file_objects_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\"c\n" +
 	"\bTakeover\x12+\n" +
 	"\amembers\x18\x01 \x03(\v2\x11.gabion.v1.MemberR\amembers\x12*\n" +
-	"\x11raise_cache_epoch\x18\x02 \x01(\bR\x0fraiseCacheEpoch\"0\n" +
+	"\x11raise_cache_epoch\x18\x02 \x01(\bR\x0fraiseCacheEpoch\"]\n" +
 	"\n" +
 	"CommitRuns\x12\"\n" +
-	"\x04runs\x18\x01 \x03(\v2\x0e.gabion.v1.RunR\x04runs\"!\n" +
+	"\x04runs\x18\x01 \x03(\v2\x0e.gabion.v1.RunR\x04runs\x12+\n" +
+	"\amembers\x18\x02 \x03(\v2\x11.gabion.v1.MemberR\amembers\"!\n" +
 	"\vConfirmSize\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x03R\x04size\"4\n" +
 	"\rConfirmDetach\x12#\n" +
@@ -1650,11 +1659,12 @@ var file_objects_proto_depIdxs = []int32{
 	11, // 8: gabion.v1.Disk.incarnation:type_name -> gabion.v1.Incarnation
 	12, // 9: gabion.v1.Takeover.members:type_name -> gabion.v1.Member
 	10, // 10: gabion.v1.CommitRuns.runs:type_name -> gabion.v1.Run
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	12, // 11: gabion.v1.CommitRuns.members:type_name -> gabion.v1.Member
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_objects_proto_init() }
