@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
+)
+
+type attachView struct {
+	Volume    volumeView     `json:"volume"`
+	Attached  attachmentView `json:"attachment"`
+	URI       string         `json:"uri"`
+	SocketURI string         `json:"socket_uri,omitempty"` // on the server's host
+}
+
+func (a *app) attachCommand() *cobra.Command {
+	var node string
+	var readOnly bool
+	cmd := &cobra.Command{
+		Use:   "attach NAME",
+		Short: "Let one consumer use a volume, and print its NBD URI",
+		Long: `Let one consumer use a volume, and print the NBD URI to connect to; on the
+server's own host a second line has the URI of the UNIX socket. The URI
+contains the secret token that opens the volume. Attaching again prints the
+same URI; a second consumer is refused until the first is detached.`,
+		Example:           "  qemu-img info $(gabion attach db | head -n 1)",
+		Args:              oneVolume,
+		ValidArgsFunction: a.completeVolume,
+		RunE: a.act(func(ctx context.Context, args []string) error {
+			consumer, err := consumerName(node)
+			if err != nil {
+				return err
+			}
+			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+				found, err := find(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				r, err := c.Attach(ctx, &metapb.AttachRequest{Volume: byID(found), Node: consumer, ReadOnly: readOnly})
+				if err != nil {
+					return err
+				}
+				view, err := viewAttach(r)
+				if err != nil {
+					return err
+				}
+				return a.print(view, func(t *table) {
+					t.row(view.URI)
+					if view.SocketURI != "" {
+						t.row(view.SocketURI)
+					}
+				})
+			})
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&node, "node", "", "name of the consumer (default this host's name)")
+	f.BoolVar(&readOnly, "read-only", false, "refuse the consumer's writes")
+	return cmd
+}
+
+func (a *app) detachCommand() *cobra.Command {
+	var node string
+	cmd := &cobra.Command{
+		Use:   "detach NAME",
+		Short: "End a consumer's use of a volume",
+		Long: `End a consumer's use of a volume: its connections are closed and what they had
+sent is finished when this command returns. Its URI opens nothing any more.`,
+		Args:              oneVolume,
+		ValidArgsFunction: a.completeVolume,
+		RunE: a.act(func(ctx context.Context, args []string) error {
+			consumer, err := consumerName(node)
+			if err != nil {
+				return err
+			}
+			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+				found, err := find(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				if err := heldByOthers(found, consumer); err != nil {
+					return err
+				}
+				if _, err := c.Detach(ctx, &metapb.DetachRequest{Volume: byID(found), Node: consumer}); err != nil {
+					return err
+				}
+				return a.printVolume(found.GetVolume(), label(found.GetVolume())+" is detached from "+consumer)
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&node, "node", "", "name of the consumer (default this host's name)")
+	return cmd
+}
+
+// heldByOthers keeps a forgotten --node from looking like a success: to the API,
+// a consumer that is not attached is detached already.
+func heldByOthers(v *metapb.GetVolumeResponse, consumer string) error {
+	var others []string
+	for _, t := range v.GetAttachments() {
+		if t.GetNode() == consumer {
+			return nil
+		}
+		others = append(others, t.GetNode())
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: volume %s is attached to %s, not to %s: add --node %s",
+		block.ErrInUse, v.GetVolume().GetName(), strings.Join(others, ", "), consumer, others[0])
+}
+
+func consumerName(given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("%w: this host's name: %w: add --node NAME", block.ErrUnavailable, err)
+	}
+	return name, nil
+}
+
+func viewAttach(r *metapb.AttachResponse) (attachView, error) {
+	t := r.GetAttachment()
+	view := attachView{
+		Volume:   viewVolume(r.GetVolume()),
+		Attached: attachmentView{t.GetId(), t.GetNode(), t.GetReadOnly(), t.GetRevoking(), unixTime(t.GetCreatedAt())},
+	}
+	if len(r.GetEndpoints()) == 0 {
+		return view, fmt.Errorf("%w: no server can serve volume %s now: look with `gabion node list`", block.ErrUnavailable, r.GetVolume().GetName())
+	}
+	e := r.GetEndpoints()[0]
+	export := "/" + r.GetVolume().GetId() + "/" + base64.RawURLEncoding.EncodeToString(t.GetToken())
+	view.URI = (&url.URL{Scheme: "nbd", Host: e.GetNbdAddress(), Path: export}).String()
+	if isLocalSocket(e) {
+		view.SocketURI = "nbd+unix://" + export + "?" + url.Values{"socket": {e.GetNbdSocket()}}.Encode()
+	}
+	return view, nil
+}
+
+// isLocalSocket reports whether the endpoint's socket is one of this host: its
+// address is, and there is a socket at its path.
+func isLocalSocket(e *metapb.Endpoint) bool {
+	found, err := os.Stat(e.GetNbdSocket())
+	if err != nil || found.Mode().Type() != os.ModeSocket {
+		return false
+	}
+	host, _, err := net.SplitHostPort(e.GetNbdAddress())
+	return err == nil && isOwnAddress(host)
+}
+
+func isOwnAddress(host string) bool {
+	if daemon.IsLoopback(host) {
+		return true
+	}
+	if name, err := os.Hostname(); err == nil && name == host {
+		return true
+	}
+	own, _ := net.InterfaceAddrs()
+	for _, a := range own {
+		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(net.ParseIP(host)) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+func (a *app) nodeCommand() *cobra.Command {
+	return group("node", "List the servers of the cluster", &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List nodes by name", Args: cobra.NoArgs,
+		RunE: a.act(func(ctx context.Context, _ []string) error {
+			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+				r, err := c.ListNodes(ctx, &metapb.ListNodesRequest{})
+				if err != nil {
+					return err
+				}
+				views := viewAll(viewNode, r.GetNodes())
+				return a.print(views, func(t *table) {
+					t.row("NAME", "RACK", "STATE", "SEEN", "NBD", "SOCKET", "VERSION")
+					for _, n := range views {
+						t.row(n.Name, n.Rack, upOrDown(n.Up), age(n.SeenAt), n.NBDAddress, n.NBDSocket, n.Version)
+					}
+				})
+			})
+		}),
+	})
+}
+
+func upOrDown(up bool) string {
+	if up {
+		return "up"
+	}
+	return "down"
+}
+
+func (a *app) diskCommand() *cobra.Command {
+	return group("disk", "List the disks of the cluster", &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List disks by node and path", Args: cobra.NoArgs,
+		RunE: a.act(func(ctx context.Context, _ []string) error {
+			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+				r, err := c.ListDisks(ctx, &metapb.ListDisksRequest{})
+				if err != nil {
+					return err
+				}
+				views := viewAll(viewDisk, r.GetDisks())
+				return a.print(views, func(t *table) {
+					t.row("NODE", "PATH", "STATE", "CAPACITY", "AVAILABLE", "MODE", "ID", "PROBLEM")
+					for _, d := range views {
+						t.row(d.Node, d.Path, d.State, formatSize(d.Capacity), formatSize(d.Available), d.IOMode, d.ID, d.Problem)
+					}
+				})
+			})
+		}),
+	})
+}
+
+type statusView struct {
+	ClusterID       string          `json:"cluster_id"`
+	Healthy         bool            `json:"healthy"`
+	Conditions      []conditionView `json:"conditions"`
+	Leader          string          `json:"leader"`
+	Term            uint64          `json:"term"`
+	AppliedIndex    uint64          `json:"applied_index"`
+	Voters          []string        `json:"voters"`
+	FeatureLevel    uint32          `json:"feature_level"`
+	ExtentSize      int64           `json:"extent_size"`
+	Nodes           int             `json:"nodes"`
+	NodesUp         int             `json:"nodes_up"`
+	Disks           int             `json:"disks"`
+	DisksOnline     int             `json:"disks_online"`
+	Volumes         int64           `json:"volumes"`
+	Attachments     int64           `json:"attachments"`
+	Capacity        int64           `json:"capacity"`
+	Used            int64           `json:"used"`
+	ProvisionedSize int64           `json:"provisioned"`
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Say how the cluster is, and what to do about it", Args: cobra.NoArgs,
+		RunE: a.act(func(ctx context.Context, _ []string) error {
+			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+				s, err := readStatus(ctx, c)
+				if err != nil {
+					return err
+				}
+				return a.print(s, func(t *table) { showStatus(t, s) })
+			})
+		}),
+	}
+}
+
+func readStatus(ctx context.Context, c metapb.MetadataClient) (statusView, error) {
+	r, err := c.GetStatus(ctx, &metapb.GetStatusRequest{})
+	if err != nil {
+		return statusView{}, err
+	}
+	nodes, err := c.ListNodes(ctx, &metapb.ListNodesRequest{})
+	if err != nil {
+		return statusView{}, err
+	}
+	disks, err := c.ListDisks(ctx, &metapb.ListDisksRequest{})
+	if err != nil {
+		return statusView{}, err
+	}
+	s := statusView{
+		ClusterID: r.GetClusterId(), Healthy: len(r.GetConditions()) == 0, Conditions: []conditionView{},
+		Leader: r.GetLeader(), Term: r.GetTerm(), AppliedIndex: r.GetAppliedIndex(), Voters: append([]string{}, r.GetVoters()...),
+		FeatureLevel: r.GetFeatureLevel(), ExtentSize: r.GetExtentSize(), Nodes: len(nodes.GetNodes()), Disks: len(disks.GetDisks()),
+		Volumes: r.GetVolumes(), Attachments: r.GetAttachments(),
+		Capacity: r.GetCapacity(), Used: r.GetUsed(), ProvisionedSize: r.GetProvisioned(),
+	}
+	for _, x := range r.GetConditions() {
+		s.Conditions = append(s.Conditions, conditionView{severities[x.GetSeverity()], x.GetObject(), x.GetProblem(), x.GetRemedy()})
+	}
+	for _, n := range nodes.GetNodes() {
+		if n.GetUp() {
+			s.NodesUp++
+		}
+	}
+	for _, d := range disks.GetDisks() {
+		if d.GetState() == metapb.Disk_ONLINE {
+			s.DisksOnline++
+		}
+	}
+	return s, nil
+}
+
+func showStatus(t *table, s statusView) {
+	switch len(s.Conditions) {
+	case 0:
+		t.line("All is well.")
+	case 1:
+		t.line("One thing needs attention:")
+	default:
+		t.line(fmt.Sprintf("%d things need attention:", len(s.Conditions)))
+	}
+	for _, c := range s.Conditions {
+		t.line(fmt.Sprintf("  %s: %s: %s %s", strings.ToUpper(c.Severity), c.Object, period(c.Problem), period(c.Remedy)))
+	}
+	t.line("")
+	t.row("cluster", s.ClusterID)
+	t.row("leader", fmt.Sprintf("%s (term %d, applied %d)", cmp.Or(s.Leader, "none"), s.Term, s.AppliedIndex))
+	t.row("voters", strings.Join(s.Voters, ", "))
+	t.row("nodes", fmt.Sprintf("%d of %d up", s.NodesUp, s.Nodes))
+	t.row("disks", fmt.Sprintf("%d of %d online", s.DisksOnline, s.Disks))
+	t.row("space", fmt.Sprintf("%s used of %s", formatSize(s.Used), formatSize(s.Capacity)))
+	t.row("volumes", fmt.Sprintf("%d of %s in all, %d attached", s.Volumes, formatSize(s.ProvisionedSize), s.Attachments))
+}
+
+// period makes a sentence of s.
+func period(s string) string {
+	if s == "" || strings.HasSuffix(s, ".") {
+		return s
+	}
+	return s + "."
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	var follow bool
+	var after uint64
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what happened in the cluster, oldest first",
+		Long: `Show what happened in the cluster, oldest first: the newest thousand events.
+With -o json each event is one line. A follower that lost its server goes on
+where it was when it finds another.`,
+		Args: cobra.NoArgs,
+		RunE: a.act(func(ctx context.Context, _ []string) error {
+			if follow {
+				a.timeout = 0
+			}
+			w := eventWatch{app: a, after: after, history: after == 0}
+			for {
+				err := a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error { return w.read(ctx, c, follow) })
+				if !follow || ctx.Err() != nil {
+					return unlessInterrupted(ctx, follow, err)
+				}
+				if !errors.Is(err, block.ErrUnavailable) && !errors.Is(err, metapb.ErrSlowWatcher) {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(time.Second):
+				}
+			}
+		}),
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&follow, "follow", "f", false, "keep printing what happens")
+	f.Uint64Var(&after, "after", 0, "only events with a higher `INDEX`; 0: all that are kept")
+	return cmd
+}
+
+// unlessInterrupted lets a person end a follower without an error.
+func unlessInterrupted(ctx context.Context, follow bool, err error) error {
+	if follow && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// eventWatch prints events, each once, over any number of streams.
+type eventWatch struct {
+	app     *app
+	after   uint64
+	history bool
+	last    *metapb.Event
+}
+
+func (w *eventWatch) read(ctx context.Context, c metapb.MetadataClient, follow bool) error {
+	r := &metapb.WatchRequest{AfterIndex: w.after, History: w.history, Follow: follow}
+	if w.last != nil { // events of the last index may be outstanding
+		r.AfterIndex, r.History = w.last.GetIndex()-1, w.last.GetIndex() == 1
+	}
+	stream, err := c.Watch(ctx, r)
+	if err != nil {
+		return err
+	}
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return metapb.FromStatus(err)
+		}
+		if w.last != nil && (e.GetIndex() < w.last.GetIndex() || e.GetIndex() == w.last.GetIndex() && e.GetOrdinal() <= w.last.GetOrdinal()) {
+			continue
+		}
+		w.last = e
+		if err := w.print(viewEvent(e)); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *eventWatch) print(e eventView) error {
+	if w.app.output == "json" {
+		return writeJSON(w.app.out, e, "")
+	}
+	_, err := fmt.Fprintf(w.app.out, "%s  %-20s %s\n", e.Time.Local().Format("2006-01-02 15:04:05"), e.Type, e.Message)
+	return err
+}

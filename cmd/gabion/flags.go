@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value   *string
+	allowed []string
+}
+
+// newChoice sets *value to the first word, which is the default.
+func newChoice(value *string, allowed ...string) *choice {
+	*value = allowed[0]
+	return &choice{value, allowed}
+}
+
+// newOptionalChoice leaves *value empty until one of the words is given.
+func newOptionalChoice(value *string, allowed ...string) *choice { return &choice{value, allowed} }
+
+func (c *choice) String() string { return *c.value }
+func (c *choice) Type() string   { return strings.Join(c.allowed, "|") }
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.allowed, s) {
+		return fmt.Errorf("it is %s", strings.Join(c.allowed, " or "))
+	}
+	*c.value = s
+	return nil
+}
+
+// sizeFlag is a number of bytes as people write it.
+type sizeFlag struct{ size *int64 }
+
+func (f sizeFlag) Type() string { return "SIZE" }
+func (f sizeFlag) String() string {
+	if *f.size == 0 {
+		return ""
+	}
+	return formatSize(*f.size)
+}
+
+func (f sizeFlag) Set(s string) error {
+	n, err := parseSize(s)
+	if err == nil {
+		*f.size = n
+	}
+	return err
+}
+
+// volumeSizeFlag is a size that a volume can have.
+type volumeSizeFlag struct{ sizeFlag }
+
+// Set rounds a size that was written with a unit up to what volumes are made
+// of, so that 500M is one; a number of bytes is meant exactly.
+func (f volumeSizeFlag) Set(s string) error {
+	n, err := parseSize(s)
+	if err != nil {
+		return err
+	}
+	if _, exact := parseBytes(s); !exact && n > 0 && n <= block.MaxVolumeSize {
+		n = (n + block.SizeQuantum - 1) / block.SizeQuantum * block.SizeQuantum
+	}
+	if err := block.ValidateSize(n); err != nil {
+		return errors.New(strings.TrimPrefix(strings.TrimPrefix(err.Error(), block.ErrInvalid.Error()+": "), block.ErrTooLarge.Error()+": "))
+	}
+	*f.size = n
+	return nil
+}
