@@ -1,0 +1,68 @@
+package metadata
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// Level is the highest feature level this binary can apply. A proposer uses a
+// level above 1 only when View.CommonLevel has reached it.
+const Level = 1
+
+// ErrNewer says that a command or a snapshot comes from a newer feature level.
+// It wraps block.ErrFormat. Nothing was applied, nothing may be skipped: whoever
+// hosts the state machine halts and says so.
+var ErrNewer = fmt.Errorf("%w: from a newer release", block.ErrFormat)
+
+// Validate returns ErrNewer for a command that Apply could not apply wholly: of
+// a higher level, of no known kind, or with a field or enum value that this
+// binary does not know. A proposer calls it first, so that nothing that would
+// halt every voter reaches the log.
+func Validate(c *metapb.Command) error {
+	if c.GetLevel() > Level {
+		return fmt.Errorf("%w: the command needs feature level %d, this binary has %d: upgrade this server",
+			ErrNewer, c.GetLevel(), Level)
+	}
+	if name := unknownIn(c.ProtoReflect()); name != "" {
+		return fmt.Errorf("%w: the command has something unknown in %s: upgrade this server", ErrNewer, name)
+	}
+	if c.GetKind() == nil {
+		return fmt.Errorf("%w: the command is of an unknown kind: upgrade this server", ErrNewer)
+	}
+	if f := c.GetFenced(); f != nil && f.GetKind() == nil {
+		return fmt.Errorf("%w: the fenced command is of an unknown kind: upgrade this server", ErrNewer)
+	}
+	return nil
+}
+
+// unknownIn names the first message that has a field, or the first field that
+// has an enum value, that this binary does not know; empty if there is none.
+func unknownIn(m protoreflect.Message) protoreflect.FullName {
+	if len(m.GetUnknown()) > 0 {
+		return m.Descriptor().FullName()
+	}
+	var found protoreflect.FullName
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.Kind() == protoreflect.EnumKind:
+			if f.Enum().Values().ByNumber(v.Enum()) == nil {
+				found = f.FullName()
+			}
+		case f.Message() == nil:
+		case f.IsList():
+			for i := range v.List().Len() {
+				if found = unknownIn(v.List().Get(i).Message()); found != "" {
+					break
+				}
+			}
+		default:
+			found = unknownIn(v.Message())
+		}
+		return found == ""
+	})
+	return found
+}
