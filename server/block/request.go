@@ -87,6 +87,7 @@ type Info struct {
 	PreferredBlock int64 // bytes, a power of two: 4096 or 512
 	ReadOnly       bool
 	MultiConn      bool // a flush on one connection covers all
+	Resends        bool // the client sends unanswered requests again elsewhere (the kernel): what Disconnect drops gets no reply
 }
 
 // Device is an open volume as one stream uses it.

@@ -1,0 +1,332 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// request is a block.Request with what the connection needs to answer it.
+type request struct {
+	block.Request // first: Complete finds the request by it
+	next          *request
+	command       uint16
+	reqOne        bool
+	observed      bool // passed validation: the Observer was told
+
+	buf   *buffer // pooled payload, read data or status descriptors, or nil
+	arena *buffer // holds the reply's header, and a small read's data behind it, or nil
+	at    int     // where in arena
+	head  [offsetDataSize]byte // the header, if no arena had room
+	// taken is what the request holds of the share of its direction.
+	taken int64
+}
+
+// conn is one client connection. The reader goroutine owns it but for what mu guards.
+type conn struct {
+	srv    *Server
+	nc     net.Conn
+	raw    syscall.RawConn
+	born   uint64 // the stall number at its beginning
+	volume string // the export name without its token, for logs and fault points
+
+	// Set by the handshake.
+	dev        block.Device
+	observer   Observer // or nil
+	size       int64    // what the Device last said
+	info       block.Info
+	structured bool
+	allocation bool // base:allocation is negotiated
+	slot       int  // bytes of a read's reply before its data
+
+	payloads, replies share
+
+	reader reader
+	sender sender
+	status statusQueue
+
+	wake       chan struct{} // to the writer, with the role of sending; capacity 1, sent to with mu held
+	writerDone chan struct{}
+
+	mu        sync.Mutex
+	room      sync.Cond // of mu: a request was recycled, or the connection ends
+	idle      bool      // the reader waits for the client and has nothing in hand
+	draining  bool      // the last write deadline is set
+	reason    error     // why the connection ends; nil while it lives
+	ended     chan struct{}
+	dead      bool // no reply is sent any more
+	gathering bool // Submit runs and its reader will send what finishes meanwhile
+	sending   bool // somebody has the role of sending
+	inflight  int  // requests not recycled
+	first     *request
+	last      *request // of the queue of finished requests
+	arena     *buffer  // current, or nil
+	arenas    int      // live ones
+	free      []*request
+}
+
+func newConn(s *Server, nc net.Conn) (*conn, error) {
+	raw, err := prepareSocket(nc)
+	if err != nil {
+		return nil, fmt.Errorf("nbd: %w", err)
+	}
+	c := &conn{
+		srv: s, nc: nc, raw: raw, born: s.stall.Load(),
+		wake:       make(chan struct{}, 1),
+		writerDone: make(chan struct{}),
+		ended:      make(chan struct{}),
+		payloads:   share{pool: &s.payloads, limit: s.ConnectionBytes, reserve: chunkSize},
+		replies:    share{pool: &s.replies, limit: s.ConnectionBytes, reserve: chunkSize},
+	}
+	c.room.L = &c.mu
+	c.reader.readable = c.readable
+	c.sender.writable = c.writable
+	return c, nil
+}
+
+// serve is the reader goroutine: handshake, transmission, closing.
+func (c *conn) serve() {
+	defer c.srv.gone(c)
+	err := c.handshake()
+	if c.dev == nil {
+		c.stop(err, true)
+		_ = c.nc.Close()
+		c.logEnd()
+		return
+	}
+	if err == nil {
+		c.srv.running.Go(c.write)
+		err = c.transmit()
+		c.finish(err)
+	} else {
+		close(c.writerDone)
+		c.finish(err)
+	}
+	c.logEnd()
+}
+
+// Close implements block.Stream.
+func (c *conn) Close(reason error) { c.abort(reason) }
+
+// end asks for an orderly end: finished requests are still answered. In the
+// handshake there are none.
+func (c *conn) end(reason error) { c.stop(reason, c.handshaking()) }
+
+// abort asks for the end without further replies.
+func (c *conn) abort(reason error) { c.stop(reason, true) }
+
+func (c *conn) handshaking() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.slot == 0
+}
+
+// stop begins the end of the connection: whoever reads, or waits for bytes or
+// requests, is woken and finds the reason. The first reason stays. It does not
+// wait, and our FIN does not leave before Disconnect has returned.
+func (c *conn) stop(reason error, dead bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reason == nil {
+		if reason == nil {
+			reason = io.EOF
+		}
+		c.reason = reason
+		close(c.ended)
+		_ = c.nc.SetReadDeadline(past())
+	}
+	if dead && !c.dead {
+		c.dead = true
+		_ = c.nc.SetWriteDeadline(past())
+		c.dropQueue()
+	}
+	c.payloads.close()
+	c.replies.close()
+	c.room.Broadcast()
+}
+
+// why is the reason for the end of the connection, nil while it lives.
+func (c *conn) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reason
+}
+
+// finish ends the connection from its reader: see DESIGN.md, Closing.
+func (c *conn) finish(reason error) {
+	orderly := errors.Is(reason, io.EOF) || errors.Is(reason, errDisconnect) || errors.Is(reason, errShutdown)
+	c.stop(reason, !orderly)
+	c.reader.drop(c)
+	c.dev.Disconnect()
+	c.status.wait()
+
+	c.mu.Lock()
+	if !c.dead {
+		c.draining = true
+		_ = c.nc.SetWriteDeadline(time.Now().Add(drainTime))
+	}
+	for c.inflight > 0 && !c.dead {
+		c.room.Wait()
+	}
+	c.mu.Unlock()
+	close(c.wake)
+	<-c.writerDone
+	c.mu.Lock()
+	c.dead = true
+	c.dropQueue()
+	left := c.inflight
+	c.retireArena()
+	c.mu.Unlock()
+	if left != 0 {
+		panic(fmt.Sprintf("nbd: Disconnect returned with %d requests not completed", left))
+	}
+	_ = c.nc.Close()
+}
+
+// drainTime bounds how long a closing connection waits for a client to take its last replies.
+const drainTime = 5 * time.Second
+
+// past is a deadline that ends what waits now.
+func past() time.Time { return time.Unix(1, 0) }
+
+func (c *conn) logEnd() {
+	reason := c.why()
+	attrs := []any{"volume_id", c.volume, "remote", c.nc.RemoteAddr().String(), "err", reason}
+	switch {
+	case errors.Is(reason, io.EOF), errors.Is(reason, errDisconnect), errors.Is(reason, errShutdown), errors.Is(reason, errAborted):
+		c.srv.Log.Debug("connection closed", attrs...)
+	default:
+		c.srv.noisy(slog.LevelWarn, "connection closed", attrs...)
+	}
+}
+
+// own finds the request that a Device hands back.
+func (c *conn) own(r *block.Request) *request {
+	if r.Stream != c {
+		panic("nbd: a request was handed to a stream that does not own it")
+	}
+	return (*request)(unsafe.Pointer(r)) // a conn's block.Requests are all the first field of a request
+}
+
+// ReadBuffer implements block.Stream. While Submit runs, a small read gets
+// space in the arena behind the space of its header.
+func (c *conn) ReadBuffer(br *block.Request) error {
+	r := c.own(br)
+	n, weight := int(r.Length), sizeOf(r.Length)
+	if !c.replies.try(weight) {
+		// Replies that wait for the end of Submit hold the bytes that are waited for.
+		c.mu.Lock()
+		c.gathering = false
+		c.wakeWriter()
+		c.mu.Unlock()
+		if err := c.replies.take(weight); err != nil {
+			return err
+		}
+	}
+	r.taken = weight
+	if n <= maxSmall {
+		c.mu.Lock()
+		if c.gathering && c.reserve(r, c.slot+n) {
+			r.Data = r.arena.data[r.at+c.slot : r.at+c.slot+n : r.at+c.slot+n]
+			c.mu.Unlock()
+			return nil
+		}
+		c.mu.Unlock()
+	}
+	r.buf = c.srv.pools.get(n)
+	r.Data = r.buf.data[:n:n]
+	return nil
+}
+
+// Complete implements block.Stream.
+func (c *conn) Complete(br *block.Request) {
+	r := c.own(br)
+	if r.Op == block.OpRead && r.Err == nil && int64(len(r.Data)) != r.Length {
+		panic("nbd: a read was completed without its data")
+	}
+	c.complete(r)
+}
+
+func (c *conn) complete(r *request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	dropped := c.reason != nil && c.info.Resends && errors.Is(r.Err, block.ErrShutdown)
+	if c.dead || dropped {
+		c.observe(r, c.srv.now(), errShutdown)
+		c.recycle(r)
+		return
+	}
+	r.next = nil
+	if c.first == nil {
+		c.first = r
+	} else {
+		c.last.next = r
+	}
+	c.last = r
+	if !c.gathering {
+		c.wakeWriter()
+	}
+}
+
+// wakeWriter gives the role of sending to the writer, if there is something to
+// send and nobody sends. Called with mu held: the channel has room, because
+// only who gives the role away sends on it.
+func (c *conn) wakeWriter() {
+	if c.first != nil && !c.sending {
+		c.sending = true
+		c.wake <- struct{}{}
+	}
+}
+
+// observe tells the Observer that a request is done. Called with mu held.
+func (c *conn) observe(r *request, now time.Duration, err error) {
+	if r.observed {
+		r.observed = false
+		c.observer.Finished(r.Op, r.Length, now-time.Duration(r.Start), err)
+	}
+}
+
+// dropQueue recycles what is finished and will not be sent. Called with mu held.
+func (c *conn) dropQueue() {
+	now := c.srv.now()
+	for c.first != nil {
+		r := c.first
+		c.first = r.next
+		c.observe(r, now, errShutdown)
+		c.recycle(r)
+	}
+	c.last = nil
+}
+
+// recycle takes back a request and what it held. Called with mu held.
+func (c *conn) recycle(r *request) {
+	if r.buf != nil {
+		c.srv.pools.put(r.buf)
+	}
+	if r.arena != nil {
+		c.releaseArena(r.arena)
+	}
+	if r.taken > 0 {
+		if r.Op == block.OpWrite {
+			c.payloads.put(r.taken)
+		} else {
+			c.replies.put(r.taken)
+		}
+	}
+	*r = request{}
+	if len(c.free) < maxSpare {
+		c.free = append(c.free, r)
+	} else {
+		c.srv.requests.Put(r)
+	}
+	c.inflight--
+	c.room.Signal() // to the reader; free when it does not wait
+}

@@ -1,0 +1,272 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxBatch      = 64        // requests per Submit
+	maxBatchBytes = chunkSize // of read data and payloads per Submit, so that the first reply need not wait for the last
+	maxSpare      = 64        // requests an idle connection keeps
+	// largePayload is from where a payload is read straight into its own buffer: then one read takes little more than
+	// the header, so that little is copied.
+	largePayload = 32 << 10
+	shortFill    = 4 << 10
+	maxDrain     = 2 * block.MaxPayload // the longest payload of a refused write that is read and thrown away
+)
+
+var (
+	errDisconnect = errors.New("nbd: the client disconnected")
+	errMagic      = errors.New("nbd: the client sent something that is not a request")
+	errFault      = errors.New("nbd: a fault was injected into the replies")
+)
+
+// reader is what only the reader goroutine touches.
+type reader struct {
+	in     *buffer // nil while the connection is idle
+	r, w   int     // in.data[r:w] is received and not parsed
+	limit  int     // bytes to ask for: shortFill after a large payload
+	readAt time.Duration
+	spare  []*request
+	batch  []*block.Request
+	bytes  int64 // of the batch
+
+	// Of one read, for readable, which is made once so that reads allocate nothing.
+	readable func(fd uintptr) bool
+	dst      []byte // where to; nil: the read buffer
+	n        int
+	err      error
+}
+
+// transmit serves requests until the connection ends, and says why.
+func (c *conn) transmit() error {
+	rd := &c.reader
+	rd.limit = chunkSize
+	for {
+		if err := c.fill(); err != nil {
+			return err
+		}
+		for rd.w-rd.r >= requestHeaderSize {
+			if err := c.parse(); err != nil {
+				return err
+			}
+			if len(rd.batch) >= min(maxBatch, c.srv.MaxRequests) || rd.bytes >= maxBatchBytes {
+				if err := c.submit(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := c.submit(); err != nil {
+			return err
+		}
+	}
+}
+
+// fill waits until more bytes are in the read buffer.
+func (c *conn) fill() error {
+	rd := &c.reader
+	if rd.r > 0 {
+		rd.w = copy(rd.in.data, rd.in.data[rd.r:rd.w]) // less than a header
+		rd.r = 0
+	}
+	n, err := c.read(nil)
+	rd.w += n
+	return err
+}
+
+// read waits for bytes and reads them into p, or behind what is in the read buffer if p is nil.
+func (c *conn) read(p []byte) (int, error) {
+	rd := &c.reader
+	rd.dst, rd.n, rd.err = p, 0, nil
+	err := c.raw.Read(rd.readable)
+	if c.idle {
+		c.mu.Lock()
+		c.idle = false
+		c.mu.Unlock()
+	}
+	if why := c.why(); why != nil {
+		return 0, why
+	}
+	if err == nil {
+		err = rd.err
+	}
+	if err != nil {
+		return 0, fmt.Errorf("nbd: read: %w", err)
+	}
+	if rd.n == 0 {
+		return 0, io.EOF
+	}
+	if c.srv.stalled(c.born) {
+		return 0, errStalled
+	}
+	rd.readAt = c.srv.now()
+	return rd.n, nil
+}
+
+// readable tries one read. False: wait until the socket has something, with no memory held if nothing is under way.
+func (c *conn) readable(fd uintptr) bool {
+	rd := &c.reader
+	p := rd.dst
+	if p == nil {
+		if rd.in == nil {
+			rd.in = c.srv.pools.get(chunkSize)
+		}
+		p = rd.in.data[rd.w:max(rd.limit, rd.w+requestHeaderSize)]
+	}
+	for {
+		n, err := unix.Read(int(fd), p)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			if rd.dst == nil && rd.w == 0 {
+				c.rest()
+			}
+			return false
+		}
+		rd.n, rd.err = max(n, 0), err
+		return true
+	}
+}
+
+// rest gives back what an idle connection does not need.
+func (c *conn) rest() {
+	rd := &c.reader
+	if rd.in != nil {
+		c.srv.pools.put(rd.in)
+		rd.in = nil
+	}
+	c.mu.Lock()
+	c.idle = true
+	if c.arena != nil && c.arena.refs == 0 {
+		c.retireArena()
+	}
+	c.mu.Unlock()
+}
+
+// readFull fills p: first from the read buffer, then from the socket.
+func (c *conn) readFull(p []byte) error {
+	rd := &c.reader
+	n := copy(p, rd.in.data[rd.r:rd.w])
+	rd.r += n
+	for p = p[n:]; len(p) > 0; p = p[n:] {
+		var err error
+		if n, err = c.read(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// discard throws n bytes of payload away.
+func (c *conn) discard(n int64) error {
+	rd := &c.reader
+	for {
+		have := min(n, int64(rd.w-rd.r))
+		rd.r += int(have)
+		if n -= have; n == 0 {
+			return nil
+		}
+		if err := c.fill(); err != nil {
+			return err
+		}
+	}
+}
+
+// submit hands the batch to the Device and sends what is finished.
+func (c *conn) submit() error {
+	rd := &c.reader
+	if len(rd.batch) == 0 {
+		return nil
+	}
+	if err := c.srv.Fault.Hit("nbd.parse", c.volume); err != nil {
+		return err
+	}
+	if err := c.enter(len(rd.batch)); err != nil {
+		return err
+	}
+	if c.observer != nil {
+		c.observer.Started(len(rd.batch))
+	}
+	c.dev.Submit(rd.batch)
+	clear(rd.batch)
+	rd.batch, rd.bytes = rd.batch[:0], 0
+	return c.heldUp(c.flush())
+}
+
+// enter counts n requests as in flight, once so many may be, and starts to gather replies.
+func (c *conn) enter(n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inflight+n > c.srv.MaxRequests {
+		for c.inflight+n > c.srv.MaxRequests && c.reason == nil {
+			c.room.Wait()
+		}
+		if err := c.tooLate(c.srv.now()); err != nil && c.reason == nil {
+			return err
+		}
+	}
+	if c.reason != nil {
+		return c.reason
+	}
+	c.inflight += n
+	c.gathering = true
+	return nil
+}
+
+// tooLate is errHeldUp if the reader has not read for longer than the patience of clients.
+func (c *conn) tooLate(now time.Duration) error {
+	if now-c.reader.readAt > patience {
+		return errHeldUp
+	}
+	return nil
+}
+
+// heldUp ends the connection if the reader comes back late and bytes were waiting meanwhile.
+func (c *conn) heldUp(now time.Duration) error {
+	rd := &c.reader
+	if c.tooLate(now) != nil && (rd.w > rd.r || waitingBytes(c.raw) > 0) {
+		return errHeldUp
+	}
+	rd.readAt = now
+	return nil
+}
+
+// request takes a free request.
+func (c *conn) request() *request {
+	rd := &c.reader
+	if len(rd.spare) == 0 {
+		c.mu.Lock()
+		rd.spare, c.free = c.free, rd.spare
+		c.mu.Unlock()
+	}
+	if n := len(rd.spare); n > 0 {
+		r := rd.spare[n-1]
+		rd.spare = rd.spare[:n-1]
+		return r
+	}
+	return c.srv.requests.Get().(*request)
+}
+
+// drop takes back what was parsed and not submitted, and the read buffer.
+func (rd *reader) drop(c *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, br := range rd.batch {
+		r := c.own(br)
+		c.inflight++ // recycle counts it down
+		r.observed = false
+		c.recycle(r)
+	}
+	rd.batch = nil
+	if rd.in != nil {
+		c.srv.pools.put(rd.in)
+		rd.in = nil
+	}
+}

@@ -1,0 +1,79 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A TCP client that vanished without a word is found by keepalive when idle
+// and by unacknowledged replies otherwise; both within vanishAfter.
+const (
+	keepaliveIdle     = 15 * time.Second
+	keepaliveInterval = 5 * time.Second
+	keepaliveCount    = 5
+	vanishAfter       = 40 * time.Second
+)
+
+// sendBuffer is asked for on UNIX sockets, whose default takes less than one batch of replies. TCP sizes its own.
+const sendBuffer = 1 << 20
+
+// prepareSocket sets the options of a served connection.
+func prepareSocket(nc net.Conn) (syscall.RawConn, error) {
+	switch s := nc.(type) {
+	case *net.TCPConn:
+		err := errors.Join(s.SetNoDelay(true), s.SetKeepAliveConfig(net.KeepAliveConfig{
+			Enable: true, Idle: keepaliveIdle, Interval: keepaliveInterval, Count: keepaliveCount,
+		}))
+		if err != nil {
+			return nil, err
+		}
+		raw, err := s.SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		return raw, setInt(raw, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(vanishAfter.Milliseconds()))
+	case *net.UnixConn:
+		raw, err := s.SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		if setInt(raw, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
+			_ = setInt(raw, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer) // as much as the system allows
+		}
+		return raw, nil
+	}
+	return nil, fmt.Errorf("a connection of type %T is neither TCP nor UNIX", nc)
+}
+
+func setInt(raw syscall.RawConn, level, option, value int) error {
+	var err error
+	if cerr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// waitingBytes is how much the socket has received and nobody has read.
+func waitingBytes(raw syscall.RawConn) int {
+	n := 0
+	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	return n
+}
+
+// hungUp reports whether the peer has closed its side or the connection broke.
+func hungUp(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0
+}
+
+// isExhaustion reports whether accept failed for want of resources.
+func isExhaustion(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
+		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
