@@ -2,6 +2,7 @@ package consensus
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -242,7 +243,7 @@ func TestCrashBetweenSealAndRotation(t *testing.T) {
 				t.Fatal(err)
 			}
 			index += 5
-			s.rotated(t)
+			rotated(t, dir)
 		}
 		if err := s.close(); err != nil {
 			t.Fatal(err)
@@ -275,13 +276,20 @@ func TestCrashBetweenSealAndRotation(t *testing.T) {
 	}
 }
 
-// rotated waits for a rotation in the background: a write waits for it.
-func (s *logStore) rotated(t *testing.T) {
+// rotated waits for the rotation that follows a batch which filled the segment.
+func rotated(t *testing.T, dir string) {
 	t.Helper()
-	if err := s.SetUint64([]byte("x"), 1); err != nil {
+	files := segments(t, dir)
+	b, err := os.ReadFile(files[0])
+	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Millisecond)
+	if used := len(bytes.TrimRight(b, "\x00")); used < 64<<10 {
+		return // the index that seals takes it past the limit
+	}
+	for deadline := time.Now().Add(10 * time.Second); len(files) == 1 && time.Now().Before(deadline); files = segments(t, dir) {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func segments(t *testing.T, dir string) []string {

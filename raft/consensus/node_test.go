@@ -131,8 +131,20 @@ func TestB125FullDiskResumes(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	n.logs.before.Store(func() error { return nil })
-	lead(t, n)
-	put(t, n, "again", "1")
+	for { // it steps down and stands for election again
+		_, _, err := n.Apply(t.Context(), []byte("again 1"))
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, block.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		_, changed := n.Leadership()
+		select {
+		case <-changed:
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 	closeNode(t, n)
 	m2 := newList()
 	n2 := open(t, single(t, dir, m2))
