@@ -65,25 +65,3 @@ func (m *Manager) Status() []VolumeStatus { return nil }
 // Close refuses new sessions, closes those that are open, waits for what is in
 // flight, syncs every member and joins all goroutines, or returns ctx's error.
 func (m *Manager) Close(ctx context.Context) error { return nil }
-
-// VolumeStatus is one open volume in numbers, for metrics and people.
-type VolumeStatus struct {
-	ID         block.VolumeID
-	Name       string
-	Size       int64
-	Generation block.Generation
-	CacheEpoch block.CacheEpoch
-	// Problem says in one sentence what is wrong; empty: all is well. Remedy says what to do about it.
-	Problem, Remedy string
-
-	Ops      [block.OpCache + 1]int64 // completed, by block.Op
-	Bytes    [block.OpCache + 1]int64
-	Errors   [block.OpCache + 1]int64
-	Sessions int // open connections
-	InFlight int // requests handed to members
-	Queued   int // waiting for the range lock
-	Blocked  int // waiting for a member
-	Births   int // waiting for the first placement of their range
-	Space    int // waiting for space
-	Syncing  int // waiting for a sync
-}

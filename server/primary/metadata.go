@@ -54,6 +54,7 @@ type Map struct {
 	Generation  block.Generation // of the current grant; 0: never granted
 	Node        string           // that holds the grant
 	Process     string           // of that node, that asked for it
+	Opened      bool             // a takeover was committed under it
 	Runs        []Run            // committed ones, in order of Index
 	Members     []Membership     // in order of Disk
 	Attachments []Attachment     // in order of ID
@@ -94,15 +95,18 @@ type Fence struct {
 type Command interface{ command() }
 
 // Takeover records, as one command, who was admitted with which incarnation
-// and whether acknowledged data may be gone. It comes at every open, whenever a
-// member returns as another incarnation, and before the first birth on a disk.
+// and whether acknowledged data may be gone. It comes at every open, and
+// whenever a member returns as another incarnation.
 type Takeover struct {
 	Members         []Membership // all of them, in order of Disk
 	RaiseCacheEpoch bool
 }
 
 // CommitRuns commits births that are durable on every disk of each run.
-type CommitRuns struct{ Runs []Run }
+type CommitRuns struct {
+	Runs    []Run
+	Members []Membership // disks that become members by it, as they were sealed
+}
 
 // ConfirmSize says that all members have grown to Size bytes.
 type ConfirmSize struct{ Size int64 }
