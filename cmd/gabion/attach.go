@@ -88,10 +88,11 @@ sent is finished when this command returns. Its URI opens nothing any more.`,
 				if err != nil {
 					return err
 				}
-				if err := heldByOthers(found, consumer); err != nil {
+				held, err := attachmentOf(found, consumer)
+				if err != nil {
 					return err
 				}
-				if _, err := c.Detach(ctx, &metapb.DetachRequest{Volume: byID(found), Node: consumer}); err != nil {
+				if _, err := c.Detach(ctx, &metapb.DetachRequest{Volume: byID(found), Node: consumer, AttachmentId: held}); err != nil {
 					return err
 				}
 				return a.printVolume(found.GetVolume(), label(found.GetVolume())+" is detached from "+consumer)
@@ -102,20 +103,21 @@ sent is finished when this command returns. Its URI opens nothing any more.`,
 	return cmd
 }
 
-// heldByOthers keeps a forgotten --node from looking like a success: to the API,
-// a consumer that is not attached is detached already.
-func heldByOthers(v *metapb.GetVolumeResponse, consumer string) error {
+// attachmentOf returns the id of the consumer's attachment, "" if there is none
+// at all. It keeps a forgotten --node from looking like a success: to the API, a
+// consumer that is not attached is detached already.
+func attachmentOf(v *metapb.GetVolumeResponse, consumer string) (string, error) {
 	var others []string
 	for _, t := range v.GetAttachments() {
 		if t.GetNode() == consumer {
-			return nil
+			return t.GetId(), nil
 		}
 		others = append(others, t.GetNode())
 	}
 	if len(others) == 0 {
-		return nil
+		return "", nil
 	}
-	return fmt.Errorf("%w: volume %s is attached to %s, not to %s: add --node %s",
+	return "", fmt.Errorf("%w: volume %s is attached to %s, not to %s: add --node %s",
 		block.ErrInUse, v.GetVolume().GetName(), strings.Join(others, ", "), consumer, others[0])
 }
 

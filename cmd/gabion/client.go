@@ -39,16 +39,16 @@ func (a *app) sentence(err error) string {
 		return fmt.Sprintf("no answer within %v: what was asked may or may not be done; look with `gabion status`, or wait longer with --timeout", a.timeout)
 	case errors.Is(err, context.Canceled):
 		return "interrupted"
-	case errors.Is(err, block.ErrUnavailable) && !answered(err):
+	case errors.Is(err, block.ErrUnavailable) && unheard(err):
 		return fmt.Sprintf("no metadata server answers at %s: start `gabion server`, or name one with --server or GABION_SERVER", a.servers)
 	}
 	return err.Error()
 }
 
-// answered reports whether err is a metadata server's own word.
-func answered(err error) bool {
+// unheard reports whether err is that of a call which no metadata server answered.
+func unheard(err error) bool {
 	var e *metapb.Error
-	return errors.As(err, &e) && e.Answered()
+	return errors.As(err, &e) && !e.Answered()
 }
 
 // find resolves what was typed, a name or an id, to one volume: what follows acts on its id.

@@ -189,11 +189,7 @@ where it was when it finds another.`,
 				if !errors.Is(err, block.ErrUnavailable) && !errors.Is(err, metapb.ErrSlowWatcher) {
 					return err
 				}
-				select {
-				case <-ctx.Done():
-					return nil
-				case <-time.After(time.Second):
-				}
+				sleep(ctx, time.Second)
 			}
 		}),
 	}
@@ -220,10 +216,11 @@ type eventWatch struct {
 }
 
 func (w *eventWatch) read(ctx context.Context, c metapb.MetadataClient, follow bool) error {
-	r := &metapb.WatchRequest{AfterIndex: w.after, History: w.history, Follow: follow}
-	if w.last != nil { // events of the last index may be outstanding
-		r.AfterIndex, r.History = w.last.GetIndex()-1, w.last.GetIndex() == 1
+	r := &metapb.WatchRequest{AfterIndex: w.after, History: w.history}
+	if w.last != nil {
+		r = resume(w.last)
 	}
+	r.Follow = follow
 	stream, err := c.Watch(ctx, r)
 	if err != nil {
 		return err

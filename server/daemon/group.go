@@ -115,3 +115,23 @@ func afterGrace(ctx context.Context) <-chan struct{} {
 	context.AfterFunc(ctx, func() { time.AfterFunc(patience, func() { close(c) }) })
 	return c
 }
+
+// Loop is a step that runs a function in a goroutine of its own. run returns
+// soon after its context has ended.
+func Loop(name string, run func(ctx context.Context)) Step {
+	var cancel context.CancelFunc
+	done := make(chan struct{})
+	return Step{
+		Name: name,
+		Start: func(ctx context.Context) error {
+			ctx, cancel = context.WithCancel(context.WithoutCancel(ctx))
+			go func() { defer close(done); run(ctx) }()
+			return nil
+		},
+		Stop: func(context.Context) error {
+			cancel()
+			<-done
+			return nil
+		},
+	}
+}

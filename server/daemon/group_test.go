@@ -133,3 +133,21 @@ func TestGroupStopDeadline(t *testing.T) {
 		d.expect(t, "+store +nbd -store")
 	})
 }
+
+// A loop outlives the context that the group was told to end by: its turn comes in the reverse order.
+func TestGroupLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d diary
+		loop := Loop("watch", func(ctx context.Context) {
+			d.lines = append(d.lines, "+watch")
+			<-ctx.Done()
+			d.lines = append(d.lines, "-watch")
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		if err := NewGroup(quiet, time.Second, d.step("store"), loop).Run(ctx); err != nil {
+			t.Error(err)
+		}
+		d.expect(t, "+store +watch -watch -store")
+	})
+}

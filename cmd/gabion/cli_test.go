@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// canned is a metadata service that says what a test tells it to; see testdata/script for the real one.
+type canned struct {
+	metapb.UnimplementedMetadataServer
+	get    func(*metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error)
+	list   func(*metapb.ListVolumesRequest) (*metapb.ListVolumesResponse, error)
+	attach func(*metapb.AttachRequest) (*metapb.AttachResponse, error)
+	detach func(*metapb.DetachRequest) (*metapb.DetachResponse, error)
+	watch  func(*metapb.WatchRequest, grpc.ServerStreamingServer[metapb.Event]) error
+}
+
+func (c *canned) GetVolume(_ context.Context, r *metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) {
+	v, err := c.get(r)
+	return v, metapb.ToStatus(err)
+}
+
+func (c *canned) ListVolumes(_ context.Context, r *metapb.ListVolumesRequest) (*metapb.ListVolumesResponse, error) {
+	v, err := c.list(r)
+	return v, metapb.ToStatus(err)
+}
+
+func (c *canned) Attach(_ context.Context, r *metapb.AttachRequest) (*metapb.AttachResponse, error) {
+	v, err := c.attach(r)
+	return v, metapb.ToStatus(err)
+}
+
+func (c *canned) Detach(_ context.Context, r *metapb.DetachRequest) (*metapb.DetachResponse, error) {
+	v, err := c.detach(r)
+	return v, metapb.ToStatus(err)
+}
+
+func (c *canned) Watch(r *metapb.WatchRequest, s grpc.ServerStreamingServer[metapb.Event]) error {
+	return metapb.ToStatus(c.watch(r, s))
+}
+
+func (c *canned) GetStatus(context.Context, *metapb.GetStatusRequest) (*metapb.GetStatusResponse, error) {
+	return &metapb.GetStatusResponse{AppliedIndex: 10}, nil
+}
+
+// serve returns the address of a server that ends with the test.
+func (c *canned) serve(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	metapb.RegisterMetadataServer(s, c)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); <-done })
+	return l.Addr().String()
+}
+
+// gabion runs a command line against the service.
+func (c *canned) gabion(t *testing.T, args ...string) (code int, out, errs string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	code = newApp(&o, &e).run(t.Context(), append([]string{"--server", c.serve(t)}, args...))
+	return code, o.String(), e.String()
+}
+
+var id1 = "6f1b7a52-4d51-4bd9-9a51-111111111111"
+
+func aVolume(attached ...string) *metapb.GetVolumeResponse {
+	r := &metapb.GetVolumeResponse{Volume: &metapb.Volume{Id: id1, Name: "db", Size: 10 << 30, WantedSize: 10 << 30}}
+	for _, n := range attached {
+		r.Attachments = append(r.Attachments, &metapb.Attachment{Id: "att-" + n, VolumeId: id1, Node: n})
+	}
+	return r
+}
+
+func TestListReadsAllPages(t *testing.T) {
+	c := &canned{list: func(r *metapb.ListVolumesRequest) (*metapb.ListVolumesResponse, error) {
+		switch r.GetStartingToken() {
+		case "":
+			return &metapb.ListVolumesResponse{Volumes: []*metapb.Volume{{Name: "a"}, {Name: "b"}}, NextToken: "b"}, nil
+		case "b":
+			return &metapb.ListVolumesResponse{Volumes: []*metapb.Volume{{Name: "c"}}}, nil
+		}
+		return nil, fmt.Errorf("%w: token", metapb.ErrPageToken)
+	}}
+	code, out, errs := c.gabion(t, "volume", "list", "-o", "json")
+	var got []volumeView
+	if err := json.Unmarshal([]byte(out), &got); code != 0 || err != nil || len(got) != 3 || got[2].Name != "c" {
+		t.Errorf("exit %d %s\n%s", code, errs, out)
+	}
+}
+
+// A name wins over an id; what is typed as an id is found all the same.
+func TestVolumeByNameOrID(t *testing.T) {
+	var asked []string
+	c := &canned{get: func(r *metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) {
+		asked = append(asked, r.GetVolume().GetName()+"|"+r.GetVolume().GetId())
+		if r.GetVolume().GetId() == id1 || r.GetVolume().GetName() == "db" {
+			return aVolume(), nil
+		}
+		return nil, fmt.Errorf("%w: no volume %s", block.ErrNotFound, r.GetVolume().GetName())
+	}}
+	if code, out, _ := c.gabion(t, "volume", "show", id1); code != 0 || !strings.Contains(out, "10GiB (10737418240 bytes)") {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	if code, _, errs := c.gabion(t, "volume", "show", "nothing"); code != 1 || !strings.Contains(errs, "no volume nothing") {
+		t.Errorf("exit %d %s", code, errs)
+	}
+	if want := id1 + "| |" + id1 + " nothing|"; strings.Join(asked, " ") != want {
+		t.Errorf("asked %v, want %s", asked, want)
+	}
+}
+
+func TestAttachWithoutServer(t *testing.T) {
+	c := &canned{
+		get: func(*metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) { return aVolume(), nil },
+		attach: func(*metapb.AttachRequest) (*metapb.AttachResponse, error) {
+			return &metapb.AttachResponse{Volume: aVolume().Volume}, nil
+		},
+	}
+	if code, _, errs := c.gabion(t, "attach", "db"); code != 1 || !strings.Contains(errs, "no server can serve volume db now") {
+		t.Errorf("exit %d %s", code, errs)
+	}
+}
+
+func TestDetachNamesTheHolder(t *testing.T) {
+	var detached *metapb.DetachRequest
+	c := &canned{
+		get: func(*metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) { return aVolume("n1"), nil },
+		detach: func(r *metapb.DetachRequest) (*metapb.DetachResponse, error) {
+			detached = r
+			return &metapb.DetachResponse{}, nil
+		},
+	}
+	if code, _, errs := c.gabion(t, "detach", "db", "--node", "n2"); code != 1 || !strings.Contains(errs, "attached to n1, not to n2: add --node n1") {
+		t.Errorf("exit %d %s", code, errs)
+	}
+	if detached != nil {
+		t.Error("the service was asked all the same")
+	}
+	code, out, errs := c.gabion(t, "detach", "db", "--node", "n1")
+	if code != 0 || out != "volume db (10GiB) is detached from n1\n" {
+		t.Errorf("exit %d %s%s", code, out, errs)
+	}
+	if detached.GetVolume().GetId() != id1 || detached.GetAttachmentId() != "att-n1" { // H74: what was found, not what is there by then
+		t.Errorf("detached %v", detached)
+	}
+}
+
+// A follower that lost its server goes on where it was, and shows nothing twice.
+func TestEventsResume(t *testing.T) {
+	event := func(index uint64, ordinal uint32) *metapb.Event {
+		return &metapb.Event{Index: index, Ordinal: ordinal, Type: "T", Message: fmt.Sprintf("%d.%d", index, ordinal)}
+	}
+	var asked []string
+	calls := 0
+	c := &canned{watch: func(r *metapb.WatchRequest, s grpc.ServerStreamingServer[metapb.Event]) error {
+		asked = append(asked, fmt.Sprintf("after %d history %v", r.GetAfterIndex(), r.GetHistory()))
+		switch calls++; calls {
+		case 1:
+			_ = s.Send(event(1, 0))
+			return fmt.Errorf("%w: slow", metapb.ErrSlowWatcher)
+		case 2:
+			_ = s.Send(event(1, 0))
+			_ = s.Send(event(1, 1))
+			_ = s.Send(event(7, 0))
+			return fmt.Errorf("%w: leader gone", block.ErrUnavailable)
+		case 3:
+			_ = s.Send(event(7, 0))
+			_ = s.Send(event(7, 1))
+		}
+		return fmt.Errorf("%w: enough", metapb.ErrIndexGone)
+	}}
+	_, out, _ := c.gabion(t, "events", "--follow", "-o", "json")
+	var messages []string
+	for line := range strings.Lines(out) {
+		var e eventView
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		messages = append(messages, e.Message)
+	}
+	if got := strings.Join(messages, " "); got != "1.0 1.1 7.0 7.1" {
+		t.Errorf("shown: %s", got)
+	}
+	if got := strings.Join(asked, ", "); got != "after 0 history true, after 0 history true, after 6 history false" {
+		t.Errorf("asked: %s", got)
+	}
+}
+
+func TestServerNotThere(t *testing.T) {
+	for _, c := range []struct{ args, says string }{
+		{"--server 127.0.0.1:1 volume list", "no metadata server answers at 127.0.0.1:1: start `gabion server`"},
+		{"--server 127.0.0.1:1 --timeout 1ns status", "no answer within 1ns"},
+	} {
+		var out, errs bytes.Buffer
+		if code := newApp(&out, &errs).run(t.Context(), strings.Fields(c.args)); code != 1 || !strings.Contains(errs.String(), c.says) {
+			t.Errorf("%s: exit %d, %s", c.args, code, errs.String())
+		}
+	}
+}

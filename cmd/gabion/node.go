@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/replica"
+)
+
+const (
+	reportEvery = 2 * time.Second // also the node's heartbeat
+	retryFirst  = 50 * time.Millisecond
+	retryLast   = 2 * time.Second
+	callLimit   = 10 * time.Second
+)
+
+// registrar tells the metadata service of this node and its disks.
+type registrar struct {
+	client  metapb.MetadataClient
+	node    *metapb.Node
+	cluster block.ClusterID
+	disks   func() []replica.Report
+	log     *slog.Logger
+	changed chan struct{} // capacity 1: report now
+}
+
+// diskChanged makes the next report come at once. It does not block.
+func (r *registrar) diskChanged() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// register announces this process until it is accepted or refused.
+func (r *registrar) register(ctx context.Context) error {
+	return retry(ctx, func() error {
+		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		defer cancel()
+		_, err := r.client.RegisterNode(ctx, &metapb.RegisterNodeRequest{Node: r.node, Disks: r.report(), ClusterId: r.cluster.String()})
+		return err
+	})
+}
+
+// report is every disk that has an identity: one that could never be opened has none.
+func (r *registrar) report() (list []*metapb.Disk) {
+	for _, d := range r.disks() {
+		if !d.ID.IsZero() {
+			list = append(list, diskTo(r.node.GetName(), d))
+		}
+	}
+	return list
+}
+
+// run reports until ctx ends.
+func (r *registrar) run(ctx context.Context) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	told := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-r.changed:
+		}
+		err := r.send(ctx)
+		if err != nil && told && ctx.Err() == nil {
+			r.log.Warn("the metadata service does not take this node's reports", "node", r.node.GetName(), "err", err)
+		}
+		told = err == nil // one line when it starts to fail, not one for each report
+	}
+}
+
+func (r *registrar) send(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	_, err := r.client.ReportDisks(ctx, &metapb.ReportDisksRequest{Node: r.node.GetName(), Disks: r.report()})
+	if errors.Is(err, block.ErrNotFound) { // a metadata service that was restored from before
+		_, err = r.client.RegisterNode(ctx, &metapb.RegisterNodeRequest{Node: r.node, Disks: r.report(), ClusterId: r.cluster.String()})
+	}
+	return err
+}
+
+func diskTo(node string, r replica.Report) *metapb.Disk {
+	d := &metapb.Disk{
+		Id: r.ID.String(), Node: node, Path: r.Path, Capacity: r.Capacity, Available: r.Available,
+		State: metapb.Disk_FAILED, Problem: r.Problem, IoMode: r.Mode, Reflink: r.Reflink,
+	}
+	if r.Online {
+		d.State = metapb.Disk_ONLINE
+		if r.Full {
+			d.State = metapb.Disk_FULL
+		}
+		d.Incarnation = incarnationTo(r.Incarnation)
+	}
+	return d
+}
+
+// retry calls f until it succeeds, is refused for good, or ctx ends.
+func retry(ctx context.Context, f func() error) error {
+	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
+		err := f()
+		if !passing(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+// passing reports whether the same call may succeed later.
+func passing(err error) bool {
+	return errors.Is(err, block.ErrUnavailable) || errors.Is(err, block.ErrShutdown) || errors.Is(err, block.ErrUnknown) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, metapb.ErrSlowWatcher)
+}
+
+// follower tells what changes in the metadata to those on this node who must know.
+type follower struct {
+	client  metapb.MetadataClient
+	changed func(block.VolumeID)
+	deleted func(block.VolumeID)
+	log     *slog.Logger
+	last    *metapb.Event // the newest seen
+}
+
+// run follows until ctx ends. What may have been missed is asked anew.
+func (f *follower) run(ctx context.Context) {
+	var from uint64
+	for anew := true; ctx.Err() == nil; {
+		err := retry(ctx, func() (err error) {
+			if anew {
+				f.last = nil
+				from, err = f.all(ctx)
+			}
+			if err == nil {
+				anew = false
+				err = f.follow(ctx, from)
+			}
+			return err
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		anew = true // an index that is kept no longer, or what should not be: begin again
+		if !errors.Is(err, metapb.ErrIndexGone) {
+			f.log.Error("following the metadata service", "err", err)
+			sleep(ctx, retryLast)
+		}
+	}
+}
+
+// all reports every volume as changed, and returns an index from before it looked.
+func (f *follower) all(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	s, err := f.client.GetStatus(ctx, &metapb.GetStatusRequest{})
+	if err != nil {
+		return 0, err
+	}
+	volumes, err := listVolumes(ctx, f.client)
+	for _, v := range volumes {
+		f.tell(f.changed, v.GetId())
+	}
+	return s.GetAppliedIndex(), err
+}
+
+// follow returns when the stream breaks, always with an error.
+func (f *follower) follow(ctx context.Context, from uint64) error {
+	request := &metapb.WatchRequest{AfterIndex: from, History: from == 0, Follow: true}
+	if f.last != nil {
+		request = resume(f.last)
+		request.Follow = true
+	}
+	stream, err := f.client.Watch(ctx, request)
+	if err != nil {
+		return err
+	}
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return block.ErrUnavailable // a server that ends orderly
+		}
+		if err != nil {
+			return err
+		}
+		f.last = e
+		f.tell(f.changed, e.GetVolumeId())
+		if e.GetType() == "VolumeDeleted" {
+			f.tell(f.deleted, e.GetVolumeId())
+		}
+	}
+}
+
+// tell calls who for a volume; an event may concern none.
+func (f *follower) tell(who func(block.VolumeID), id string) {
+	if u, err := block.ParseUUID(id); err == nil {
+		who(block.VolumeID{UUID: u})
+	}
+}
+
+// resume asks for what came after an event. Several events may have one index,
+// so those of last's index come once more.
+func resume(last *metapb.Event) *metapb.WatchRequest {
+	before := last.GetIndex() - 1
+	return &metapb.WatchRequest{AfterIndex: before, History: before == 0}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
