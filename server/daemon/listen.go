@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -105,16 +106,24 @@ type unixListener struct {
 	*net.UnixListener
 	path string
 	own  os.FileInfo
+	once sync.Once
 }
 
+// Close looks at the path once only: after that, a file with the same number may be another's.
 func (l *unixListener) Close() error {
-	if unlock, err := lockDirectory(filepath.Dir(l.path)); err == nil {
-		defer unlock()
-		if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.own) {
-			_ = os.Remove(l.path)
-		}
-	}
+	l.once.Do(l.remove)
 	return l.UnixListener.Close()
+}
+
+func (l *unixListener) remove() {
+	unlock, err := lockDirectory(filepath.Dir(l.path))
+	if err != nil {
+		return // nobody can say whose it is; the next server finds it dead
+	}
+	defer unlock()
+	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.own) {
+		_ = os.Remove(l.path)
+	}
 }
 
 // lockDirectory waits for the exclusive lock of a directory; it is held for

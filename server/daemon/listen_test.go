@@ -79,6 +79,7 @@ func TestB145StaleSocket(t *testing.T) {
 		t.Errorf("the first server's end removed the second's socket: %v", err)
 	}
 	second.Close()
+	first.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a server's own socket stays behind: %v", err)
 	}
