@@ -82,7 +82,7 @@ type File interface {
 	Sync() error
 	// PunchHole makes a range read as zeros and frees the blocks wholly inside; ErrUnsupported where there are no holes.
 	PunchHole(off, length int64) error
-	// ZeroRange makes a range read as zeros and keeps or makes it allocated.
+	// ZeroRange makes a range read as zeros and keeps or makes it allocated; ErrUnsupported where only writing zeros does.
 	ZeroRange(off, length int64) error
 	Truncate(size int64) error
 	// SeekData is the first offset ≥ off with data, io.EOF if there is none; SeekHole the first in a hole: the file's end is one.
