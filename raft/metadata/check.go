@@ -202,11 +202,8 @@ func checkEvents(v *View) error {
 	if len(v.events.kept) > EventsKept {
 		return broken("%d events are kept", len(v.events.kept))
 	}
-	index, ordinal := v.events.forgotten, int64(-1)
-	for i, e := range v.events.kept {
-		if i == 0 && e.Index == index { // the ring may have cut one command's events in two
-			ordinal = int64(e.Ordinal) - 1
-		}
+	index, ordinal := v.events.forgotten, int64(-1) // the ring may have cut one command's events in two
+	for _, e := range v.events.kept {
 		if e.Index < index || e.Index > v.index || e.Index == index && int64(e.Ordinal) <= ordinal {
 			return broken("event %d of index %d comes after index %d, ordinal %d", e.Ordinal, e.Index, index, ordinal)
 		}

@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"iter"
+	"math"
 	"slices"
 
 	"github.com/benbjohnson/immutable"
@@ -70,11 +71,12 @@ func (v *View) Geometry() block.Geometry {
 
 // CommonLevel is the lowest feature level that any node announced, 0 without nodes.
 func (v *View) CommonLevel() uint32 {
-	var level uint32
+	if v.nodes.Len() == 0 {
+		return 0
+	}
+	level := uint32(math.MaxUint32)
 	for n := range values(v.nodes) {
-		if level == 0 || n.FeatureLevel < level {
-			level = n.FeatureLevel
-		}
+		level = min(level, n.FeatureLevel)
 	}
 	return level
 }
@@ -140,7 +142,7 @@ func (v *View) Volumes(after Position, limit int) []*metapb.Volume {
 	return page
 }
 
-// VolumeCount is how many live volumes there are; AttachmentCount how many attachments they have.
+// VolumeCount is how many live volumes there are.
 func (v *View) VolumeCount() int { return v.volumes.Len() }
 
 // AttachmentCount is how many attachments there are.

@@ -7,89 +7,84 @@ import (
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-// Feasible returns ErrPrecondition unless the cluster has enough nodes with
-// disks for the policy, and ErrNoSpace if it has but their disks are full.
-// Which nodes are up is not asked.
+// Feasible returns ErrPrecondition unless the cell, or one of its racks for
+// access SAME_RACK, has as many nodes with disks as the policy has replicas,
+// and ErrNoSpace if it has but their disks are full. Which nodes are up is not asked.
 func (c Cell) Feasible(p *metapb.Policy) error {
-	racks := map[string]string{}
-	for _, n := range c.Nodes {
-		racks[n.Name] = n.Rack
-	}
-	nodes, online := map[string]bool{}, map[string]bool{}
-	for _, d := range c.Disks {
-		if _, known := racks[d.Node]; known && d.State != metapb.Disk_FAILED {
-			nodes[d.Node] = true
-			online[d.Node] = online[d.Node] || d.State == metapb.Disk_ONLINE
-		}
-	}
-	count := func(rack string) (all, open int) {
-		for n := range nodes {
-			if rack == "" || racks[n] == rack {
-				all++
-				if online[n] {
-					open++
-				}
-			}
-		}
-		return all, open
-	}
-	all, open := count("")
-	if p.GetAccess() == metapb.Policy_SAME_RACK {
-		all, open = 0, 0
-		for _, rack := range racks {
-			a, o := count(rack)
-			all, open = max(all, a), max(open, o)
-		}
-	}
 	want := int(p.GetReplicas())
+	all := c.count("")
+	if p.GetAccess() == metapb.Policy_SAME_RACK {
+		all = nodeCount{}
+		for _, n := range c.Nodes {
+			in := c.count(n.Rack)
+			all.usable, all.online = max(all.usable, in.usable), max(all.online, in.online)
+		}
+	}
 	switch {
-	case all < want:
-		return missingNodes(p, "", all)
-	case open < want:
-		return fmt.Errorf("%w: %s on distinct nodes asked for, %s a disk that is not full: add disks or delete data",
-			block.ErrNoSpace, copies(p.GetReplicas()), have(open))
+	case all.usable < want:
+		return tooFewNodes(p, "", all.usable)
+	case all.online < want:
+		return fmt.Errorf("%w: %s asked for, %s a disk that is not full: add disks or delete data",
+			block.ErrNoSpace, asked(p), have(all.online))
 	}
 	return nil
 }
 
-// feasible is Feasible for a placement now: up is the nodes that are up with a
-// disk, open those of them with room, both in rack if it is not empty.
-func (c Cell) feasible(p *metapb.Policy, rack string, up, open int) error {
-	want := int(p.GetReplicas())
-	if open >= want {
-		return nil
-	}
-	registered := c.withDisks(rack)
-	switch {
-	case registered < want:
-		return missingNodes(p, rack, registered)
-	case up < want:
-		return fmt.Errorf("%w: %s on distinct nodes asked for, %d of %d nodes with disks%s up: start the others or add nodes",
-			block.ErrUnavailable, copies(p.GetReplicas()), up, registered, inRack(rack)+be(up))
-	}
-	return fmt.Errorf("%w: %s on distinct nodes asked for, %s a disk with room%s: add disks or delete data",
-		block.ErrNoSpace, copies(p.GetReplicas()), have(open), inRack(rack))
+// nodeCount is how many nodes there are of each kind, each kind among the one before.
+type nodeCount struct {
+	usable int // with a disk that is not failed
+	online int // with a disk that is not full either
 }
 
-// withDisks counts the nodes that have a disk that is not failed.
-func (c Cell) withDisks(rack string) int {
-	nodes := map[string]bool{}
+// count counts the nodes of a rack, of the cell if rack is empty.
+func (c Cell) count(rack string) nodeCount {
+	nodes := map[string]nodeCount{} // each 0 or 1
 	for _, n := range c.Nodes {
 		if rack == "" || n.Rack == rack {
-			nodes[n.Name] = false
+			nodes[n.Name] = nodeCount{}
 		}
 	}
-	count := 0
 	for _, d := range c.Disks {
-		if counted, known := nodes[d.Node]; known && !counted && d.State != metapb.Disk_FAILED {
-			nodes[d.Node] = true
-			count++
+		if n, known := nodes[d.Node]; known && d.State != metapb.Disk_FAILED {
+			n.usable = 1
+			if d.State == metapb.Disk_ONLINE {
+				n.online = 1
+			}
+			nodes[d.Node] = n
 		}
 	}
-	return count
+	var sum nodeCount
+	for _, n := range nodes {
+		sum.usable += n.usable
+		sum.online += n.online
+	}
+	return sum
 }
 
-func missingNodes(p *metapb.Policy, rack string, nodes int) error {
+// shortage says why a request cannot be placed now, nil if it can.
+func (p *placer) shortage(c Cell) error {
+	policy, want := p.q.Policy, int(p.q.Policy.GetReplicas())
+	up, room := len(p.nodes), 0
+	for _, has := range p.nodes {
+		if has {
+			room++
+		}
+	}
+	registered := c.count(p.rack).usable
+	switch {
+	case room >= want:
+		return nil
+	case registered < want:
+		return tooFewNodes(policy, p.rack, registered)
+	case up < want:
+		return fmt.Errorf("%w: %s asked for, %d of %d nodes with disks%s can be reached: start the others or add nodes",
+			block.ErrUnavailable, asked(policy), up, registered, inRack(p.rack))
+	}
+	return fmt.Errorf("%w: %s asked for, %s a disk with room%s: add disks or delete data",
+		block.ErrNoSpace, asked(policy), have(room), inRack(p.rack))
+}
+
+func tooFewNodes(p *metapb.Policy, rack string, nodes int) error {
 	remedy := fmt.Sprintf("add nodes or use --replicas %d", nodes)
 	where := inRack(rack)
 	switch {
@@ -101,29 +96,24 @@ func missingNodes(p *metapb.Policy, rack string, nodes int) error {
 			where = " in any one rack"
 		}
 	}
-	return fmt.Errorf("%w: %s on distinct nodes asked for, %s a usable disk%s: %s",
-		block.ErrPrecondition, copies(p.GetReplicas()), have(nodes), where, remedy)
+	return fmt.Errorf("%w: %s asked for, %s a usable disk%s: %s", block.ErrPrecondition, asked(p), have(nodes), where, remedy)
 }
 
-func copies(n uint32) string {
-	if n == 1 {
-		return "1 replica"
+func asked(p *metapb.Policy) string {
+	if n := p.GetReplicas(); n != 1 {
+		return fmt.Sprintf("%d replicas on distinct nodes were", n)
 	}
-	return fmt.Sprintf("%d replicas", n)
+	return "1 replica was"
 }
 
 func have(nodes int) string {
-	if nodes == 1 {
+	switch nodes {
+	case 0:
+		return "no node has"
+	case 1:
 		return "1 node has"
 	}
 	return fmt.Sprintf("%d nodes have", nodes)
-}
-
-func be(nodes int) string {
-	if nodes == 1 {
-		return " is"
-	}
-	return " are"
 }
 
 func inRack(rack string) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
@@ -32,7 +33,7 @@ func (c Cell) Place(q Request) ([]*metapb.Run, error) {
 		return nil, fmt.Errorf("%w: replicas must be 1 to %d, not %d", block.ErrInvalid, MaxReplicas, want)
 	}
 	p := c.placer(q)
-	if err := c.feasible(q.Policy, p.rack, len(p.nodes), p.usable()); err != nil {
+	if err := p.shortage(c); err != nil {
 		return nil, err
 	}
 	runs := make([]*metapb.Run, 0, len(q.Runs))
@@ -88,24 +89,8 @@ func (c Cell) placer(q Request) *placer {
 				hash: mixString(d.Id), capacity: float64(d.Capacity), available: float64(d.Available)})
 		}
 	}
-	slices.SortFunc(p.disks, func(a, b *candidate) int {
-		if a.id < b.id {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(p.disks, func(a, b *candidate) int { return strings.Compare(a.id, b.id) })
 	return p
-}
-
-// usable is how many nodes have an eligible disk.
-func (p *placer) usable() int {
-	n := 0
-	for _, room := range p.nodes {
-		if room {
-			n++
-		}
-	}
-	return n
 }
 
 // choose picks disks on want distinct nodes; there are enough.

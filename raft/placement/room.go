@@ -47,7 +47,7 @@ type Cell struct {
 // Capacity answers how much more can be promised. Both are logical bytes of a
 // volume, multiples of block.SizeQuantum, never negative.
 type Capacity struct {
-	Available         int64 // in all, over many volumes
+	Available         int64 // in all, over any number of volumes
 	MaximumVolumeSize int64 // of the largest volume that is accepted now
 }
 
@@ -67,8 +67,7 @@ func (c Cell) Capacity(demand Demand, rack string, replicas int) Capacity {
 		part.demand[r] = share(demand[r], part.limit(0), all.limit(0))
 	}
 	in := part.capacity(replicas)
-	in.MaximumVolumeSize = min(in.MaximumVolumeSize, cell.MaximumVolumeSize)
-	return in
+	return Capacity{min(in.Available, cell.Available), min(in.MaximumVolumeSize, cell.MaximumVolumeSize)}
 }
 
 // CheckCreate returns ErrPrecondition or ErrNoSpace, naming what is missing and
@@ -86,8 +85,8 @@ func (c Cell) CheckGrowth(demand Demand, p *metapb.Policy, size int64) error {
 	r := c.room("", demand)
 	replicas := int(p.GetReplicas())
 	if left := r.left(replicas); size > left {
-		return fmt.Errorf("%w: %d bytes with %s were asked for, but at most %d more may be promised: "+
-			"add disks, delete volumes or ask for less", block.ErrNoSpace, size, copies(p.GetReplicas()), left)
+		return fmt.Errorf("%w: %d bytes asked for with replicas %d, but at most %d more may be promised: "+
+			"add disks, delete volumes or ask for less", block.ErrNoSpace, size, replicas, left)
 	}
 	return nil
 }
@@ -138,7 +137,7 @@ func (r room) limit(k int) int64 {
 	return sum
 }
 
-// left is the size of the largest volume that can still be promised.
+// left is how many bytes of volumes with so many replicas can still be promised.
 func (r room) left(replicas int) int64 {
 	left := int64(math.MaxInt64)
 	for k := range replicas {
@@ -151,10 +150,8 @@ func (r room) capacity(replicas int) Capacity {
 	if r.online < replicas {
 		return Capacity{}
 	}
-	return Capacity{
-		Available:         quantum((r.limit(0) - r.demand.beyond(0)) / int64(replicas)),
-		MaximumVolumeSize: min(r.left(replicas), block.MaxVolumeSize),
-	}
+	left := r.left(replicas)
+	return Capacity{Available: left, MaximumVolumeSize: min(left, block.MaxVolumeSize)}
 }
 
 // quantum rounds down to a size that a volume can have, or 0.
