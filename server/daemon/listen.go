@@ -23,7 +23,7 @@ func ListenTCP(host string, port int, flag string) (net.Listener, error) {
 	case err == nil:
 		return l, nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w: another process listens on %s: end it, or choose another port with %s", block.ErrInUse, address, flag)
+		return nil, fmt.Errorf("%w: %s: address already in use by another process: end that, or choose another port with %s", block.ErrInUse, address, flag)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("%w: %s is not an address of this machine: correct --listen", block.ErrInvalid, host)
 	case errors.Is(err, syscall.EACCES):
