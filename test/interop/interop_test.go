@@ -51,6 +51,8 @@ func withServer(m *testing.M) (code int) {
 	return m.Run()
 }
 
+func tcpAddress() string { return fmt.Sprintf("127.0.0.1:%d", server.Ports.NBD) }
+
 // need names the foreign programs that a test runs.
 func need(t *testing.T, programs ...string) {
 	t.Helper()
