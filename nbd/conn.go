@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -22,10 +23,10 @@ type request struct {
 	reqOne        bool
 	observed      bool // passed validation: the Observer was told
 
-	buf   *buffer // pooled payload, read data or status descriptors, or nil
-	arena *buffer // holds the reply's header, and a small read's data behind it, or nil
-	at    int     // where in arena
-	head  [offsetDataSize]byte // the header, if no arena had room
+	buf   *buffer                   // pooled payload, read data or status descriptors, or nil
+	arena *buffer                   // holds the reply's header, and a small read's data behind it, or nil
+	at    int                       // where in arena
+	head  [wire.OffsetDataSize]byte // the header, if no arena had room
 	// taken is what the request holds of the share of its direction.
 	taken int64
 }
@@ -44,7 +45,7 @@ type conn struct {
 	size       int64    // what the Device last said
 	info       block.Info
 	structured bool
-	allocation bool // base:allocation is negotiated
+	allocation bool // base:wire.Allocation is negotiated
 	slot       int  // bytes of a read's reply before its data
 
 	payloads, replies share

@@ -3,16 +3,9 @@ package nbd
 import (
 	"errors"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/pojntfx/go-nbd/pkg/protocol"
-)
-
-// The errnos of the protocol.
-const (
-	errnoIO       = uint32(5)
-	errnoNoSpace  = uint32(28)
-	errnoNotSup   = uint32(95)
-	errnoShutdown = uint32(108)
 )
 
 // outcome is how the protocol tells one sentinel: as the errno of a request
@@ -26,34 +19,32 @@ type outcome struct {
 
 // outcomes is the one table from the shared sentinels to the protocol. The
 // first row that matches counts, so the row of a sentinel that wraps another
-// stands before it. repErrPolicy is in it once: see DESIGN.md.
+// stands before it. wire.RepErrPolicy is in it once: see DESIGN.md.
 func outcomes() []outcome {
 	const (
-		eperm   = protocol.TRANSMISSION_ERROR_EPERM
-		einval  = protocol.TRANSMISSION_ERROR_EINVAL
 		unknown = protocol.NEGOTIATION_TYPE_REPLY_ERR_UNKNOWN
 		unsup   = protocol.NEGOTIATION_TYPE_REPLY_ERR_UNSUPPORTED
 		later   = "; try again later"
 	)
 	return []outcome{
-		{block.ErrCacheLost, errnoIO, repErrPolicy, "; this device must not connect again: attach the volume anew"},
-		{block.ErrNotFound, errnoIO, unknown, "; check the name and the token with `gabion attach`"},
-		{block.ErrPermission, eperm, unknown, "; check the name and the token with `gabion attach`"},
-		{block.ErrInvalid, einval, repErrInvalid, ""},
-		{block.ErrTooLarge, einval, repErrTooBig, ""},
-		{block.ErrReadOnly, eperm, repErrInvalid, ""},
-		{block.ErrExists, errnoIO, repErrInvalid, ""},
-		{block.ErrNoSpace, errnoNoSpace, repErrPlatform, ""},
-		{block.ErrUnsupported, errnoNotSup, unsup, ""},
-		{block.ErrFormat, errnoIO, repErrPlatform, ""},
-		{block.ErrPrecondition, errnoIO, repErrPlatform, ""},
-		{block.ErrIO, errnoIO, repErrPlatform, ""},
-		{block.ErrCorrupt, errnoIO, repErrPlatform, ""},
-		{block.ErrInUse, errnoIO, repErrShutdown, later},
-		{block.ErrStale, errnoShutdown, repErrShutdown, later},
-		{block.ErrUnavailable, errnoIO, repErrShutdown, later},
-		{block.ErrUnknown, errnoIO, repErrShutdown, later},
-		{block.ErrShutdown, errnoShutdown, repErrShutdown, later},
+		{block.ErrCacheLost, wire.EIO, wire.RepErrPolicy, "; this device must not connect again: attach the volume anew"},
+		{block.ErrNotFound, wire.EIO, unknown, "; check the name and the token with `gabion attach`"},
+		{block.ErrPermission, wire.EPERM, unknown, "; check the name and the token with `gabion attach`"},
+		{block.ErrInvalid, wire.EINVAL, wire.RepErrInvalid, ""},
+		{block.ErrTooLarge, wire.EINVAL, wire.RepErrTooBig, ""},
+		{block.ErrReadOnly, wire.EPERM, wire.RepErrInvalid, ""},
+		{block.ErrExists, wire.EIO, wire.RepErrInvalid, ""},
+		{block.ErrNoSpace, wire.ENOSPC, wire.RepErrPlatform, ""},
+		{block.ErrUnsupported, wire.ENOTSUP, unsup, ""},
+		{block.ErrFormat, wire.EIO, wire.RepErrPlatform, ""},
+		{block.ErrPrecondition, wire.EIO, wire.RepErrPlatform, ""},
+		{block.ErrIO, wire.EIO, wire.RepErrPlatform, ""},
+		{block.ErrCorrupt, wire.EIO, wire.RepErrPlatform, ""},
+		{block.ErrInUse, wire.EIO, wire.RepErrShutdown, later},
+		{block.ErrStale, wire.ESHUTDOWN, wire.RepErrShutdown, later},
+		{block.ErrUnavailable, wire.EIO, wire.RepErrShutdown, later},
+		{block.ErrUnknown, wire.EIO, wire.RepErrShutdown, later},
+		{block.ErrShutdown, wire.ESHUTDOWN, wire.RepErrShutdown, later},
 	}
 }
 
@@ -67,7 +58,7 @@ func errnoOf(err error) uint32 {
 			return o.errno
 		}
 	}
-	return errnoIO
+	return wire.EIO
 }
 
 // refusalOf is the option reply for an error of Exports, and the sentence that goes with it.
@@ -77,5 +68,5 @@ func refusalOf(err error) (reply uint32, text string) {
 			return o.reply, err.Error() + o.advice
 		}
 	}
-	return repErrPlatform, err.Error()
+	return wire.RepErrPlatform, err.Error()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/pojntfx/go-nbd/pkg/protocol"
 )
@@ -68,7 +69,7 @@ func (n *negotiation) greet() error {
 	var p []byte
 	p = binary.BigEndian.AppendUint64(p, protocol.NEGOTIATION_MAGIC_OLDSTYLE)
 	p = binary.BigEndian.AppendUint64(p, protocol.NEGOTIATION_MAGIC_OPTION)
-	p = binary.BigEndian.AppendUint16(p, protocol.NEGOTIATION_HANDSHAKE_FLAG_FIXED_NEWSTYLE|flagNoZeroes)
+	p = binary.BigEndian.AppendUint16(p, protocol.NEGOTIATION_HANDSHAKE_FLAG_FIXED_NEWSTYLE|wire.FlagNoZeroes)
 	if err := n.send(p); err != nil {
 		return err
 	}
@@ -77,10 +78,10 @@ func (n *negotiation) greet() error {
 		return err
 	}
 	f := binary.BigEndian.Uint32(flags[:])
-	if f&^(clientFixed|clientNoZeros) != 0 {
+	if f&^(wire.ClientFixed|wire.ClientNoZeroes) != 0 {
 		return fmt.Errorf("%w: client flags %#x", errHandshake, f)
 	}
-	n.noZeroes = f&clientNoZeros != 0
+	n.noZeroes = f&wire.ClientNoZeroes != 0
 	return nil
 }
 
@@ -95,7 +96,7 @@ func (n *negotiation) option() (open bool, err error) {
 	}
 	id, length := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
 	n.reply = n.reply[:0]
-	if id == optExportName {
+	if id == wire.OptExportName {
 		return n.exportName(length)
 	}
 	data, ok, err := n.optionData(id, length)
@@ -107,13 +108,13 @@ func (n *negotiation) option() (open bool, err error) {
 		return n.goOrInfo(id, data)
 	case protocol.NEGOTIATION_ID_OPTION_LIST:
 		err = n.list(id, data)
-	case optStructuredReply:
+	case wire.OptStructuredReply:
 		err = n.structuredReply(id, data)
-	case optListMetaContext, optSetMetaContext:
+	case wire.OptListMetaContext, wire.OptSetMetaContext:
 		err = n.metaContext(id, data)
 	case protocol.NEGOTIATION_ID_OPTION_ABORT:
 		return false, errors.Join(n.ack(id), errAborted)
-	case optStartTLS:
+	case wire.OptStartTLS:
 		err = n.refuse(id, protocol.NEGOTIATION_TYPE_REPLY_ERR_UNSUPPORTED, "this server does not offer TLS yet")
 	default:
 		err = n.refuse(id, protocol.NEGOTIATION_TYPE_REPLY_ERR_UNSUPPORTED, fmt.Sprintf("option %d is not known", id))
@@ -130,13 +131,13 @@ func (n *negotiation) optionData(id, length uint32) (data []byte, ok bool, err e
 		return data, true, n.receive(data)
 	case length > maxSkip:
 		text := fmt.Sprintf("%d bytes of option data; at most %d are read", length, maxOption)
-		return nil, false, errors.Join(n.refuse(id, repErrTooBig, text), fmt.Errorf("%w: %s", errHandshake, text))
+		return nil, false, errors.Join(n.refuse(id, wire.RepErrTooBig, text), fmt.Errorf("%w: %s", errHandshake, text))
 	}
 	if err := n.skip(int(length)); err != nil {
 		return nil, false, err
 	}
 	if slices.Contains(known(), id) {
-		return nil, false, n.refuse(id, repErrTooBig, fmt.Sprintf("%d bytes of option data; at most %d are read", length, maxOption))
+		return nil, false, n.refuse(id, wire.RepErrTooBig, fmt.Sprintf("%d bytes of option data; at most %d are read", length, maxOption))
 	}
 	return nil, false, n.refuse(id, protocol.NEGOTIATION_TYPE_REPLY_ERR_UNSUPPORTED, fmt.Sprintf("option %d is not known", id))
 }
@@ -146,26 +147,21 @@ func known() []uint32 {
 	return []uint32{
 		protocol.NEGOTIATION_ID_OPTION_ABORT, protocol.NEGOTIATION_ID_OPTION_LIST,
 		protocol.NEGOTIATION_ID_OPTION_INFO, protocol.NEGOTIATION_ID_OPTION_GO,
-		optStructuredReply, optListMetaContext, optSetMetaContext,
+		wire.OptStructuredReply, wire.OptListMetaContext, wire.OptSetMetaContext,
 	}
 }
 
+// skip throws option data away.
 func (n *negotiation) skip(length int) error {
-	for length > 0 {
-		p := n.data[:min(length, len(n.data))]
-		if err := n.receive(p); err != nil {
-			return err
-		}
-		length -= len(p)
-	}
-	return nil
+	_, err := io.CopyN(io.Discard, n.nc, int64(length))
+	return n.broken(err)
 }
 
 // checkName refuses what cannot be an export name, before anybody is asked about it.
 func checkName(name []byte) error {
 	switch {
-	case len(name) > maxName:
-		return fmt.Errorf("an export name of %d bytes; at most %d are allowed: %w", len(name), maxName, block.ErrTooLarge)
+	case len(name) > wire.MaxString:
+		return fmt.Errorf("an export name of %d bytes; at most %d are allowed: %w", len(name), wire.MaxString, block.ErrTooLarge)
 	case !validText(name):
 		return fmt.Errorf("an export name is UTF-8 without NUL: %w", block.ErrInvalid)
 	}
@@ -174,7 +170,7 @@ func checkName(name []byte) error {
 
 // exportName serves the old option that cannot say why it fails: then the connection is closed.
 func (n *negotiation) exportName(length uint32) (bool, error) {
-	if length > maxName {
+	if length > wire.MaxString {
 		return false, fmt.Errorf("%w: an export name of %d bytes", errHandshake, length)
 	}
 	name := n.data[:length]
@@ -205,7 +201,7 @@ func (n *negotiation) goOrInfo(id uint32, data []byte) (bool, error) {
 		}
 	}
 	if !ok {
-		return false, n.refuse(id, repErrInvalid, "the lengths inside the option do not add up")
+		return false, n.refuse(id, wire.RepErrInvalid, "the lengths inside the option do not add up")
 	}
 	if err := checkName(name); err != nil {
 		return false, n.refuseErr(id, err)
@@ -252,7 +248,7 @@ func (n *negotiation) lateGoData() (name []byte, ok bool, err error) {
 	switch {
 	case n.why() != nil:
 		return nil, false, n.why()
-	case err != nil, length > maxName, binary.BigEndian.Uint64(n.data[:8]) == protocol.NEGOTIATION_MAGIC_OPTION:
+	case err != nil, length > wire.MaxString, binary.BigEndian.Uint64(n.data[:8]) == protocol.NEGOTIATION_MAGIC_OPTION:
 		return nil, false, nil
 	}
 	p := n.data[:4+length+2]
@@ -281,24 +277,24 @@ func (n *negotiation) appendInfo(id uint32, info block.Info) {
 }
 
 func (n *negotiation) transmissionFlags(info block.Info) uint16 {
-	f := protocol.NEGOTIATION_REPLY_FLAGS_HAS_FLAGS | transFlush | transFUA
+	f := protocol.NEGOTIATION_REPLY_FLAGS_HAS_FLAGS | wire.TransFlush | wire.TransFUA
 	if info.ReadOnly {
-		f |= transReadOnly
+		f |= wire.TransReadOnly
 	} else {
-		f |= transTrim | transWriteZeroes
+		f |= wire.TransTrim | wire.TransWriteZeroes
 	}
 	if info.MultiConn {
 		f |= protocol.NEGOTIATION_REPLY_FLAGS_CAN_MULTI_CONN
 	}
 	if n.structured {
-		f |= transDF
+		f |= wire.TransDF
 	}
 	return f
 }
 
 func (n *negotiation) list(id uint32, data []byte) error {
 	if len(data) != 0 {
-		return n.refuse(id, repErrInvalid, "LIST takes no data")
+		return n.refuse(id, wire.RepErrInvalid, "LIST takes no data")
 	}
 	ctx, cancel := n.callContext()
 	defer cancel()
@@ -315,7 +311,7 @@ func (n *negotiation) list(id uint32, data []byte) error {
 
 func (n *negotiation) structuredReply(id uint32, data []byte) error {
 	if len(data) != 0 {
-		return n.refuse(id, repErrInvalid, "STRUCTURED_REPLY takes no data")
+		return n.refuse(id, wire.RepErrInvalid, "STRUCTURED_REPLY takes no data")
 	}
 	n.structured = true
 	return n.ack(id)
@@ -323,16 +319,16 @@ func (n *negotiation) structuredReply(id uint32, data []byte) error {
 
 // metaContext serves LIST_META_CONTEXT and SET_META_CONTEXT.
 func (n *negotiation) metaContext(id uint32, data []byte) error {
-	set := id == optSetMetaContext
+	set := id == wire.OptSetMetaContext
 	if set {
 		n.meta, n.metaName = false, "" // also if the option fails
 	}
 	if !n.structured {
-		return n.refuse(id, repErrInvalid, "structured replies must be negotiated first")
+		return n.refuse(id, wire.RepErrInvalid, "structured replies must be negotiated first")
 	}
 	name, queries, ok := metaData(data)
 	if !ok {
-		return n.refuse(id, repErrInvalid, "the lengths inside the option do not add up")
+		return n.refuse(id, wire.RepErrInvalid, "the lengths inside the option do not add up")
 	}
 	if err := checkName(name); err != nil {
 		return n.refuseErr(id, err)
@@ -342,7 +338,7 @@ func (n *negotiation) metaContext(id uint32, data []byte) error {
 	}
 	chosen := len(queries) == 0 && !set
 	for _, q := range queries {
-		chosen = chosen || q == allocation || q == "base:" && !set
+		chosen = chosen || q == wire.Allocation || q == "base:" && !set
 	}
 	if !chosen {
 		return n.ack(id)
@@ -351,7 +347,7 @@ func (n *negotiation) metaContext(id uint32, data []byte) error {
 	if set {
 		n.meta, n.metaName, context = true, string(name), allocationID
 	}
-	n.appendReply(id, repMetaContext, append(binary.BigEndian.AppendUint32(nil, context), allocation...))
+	n.appendReply(id, wire.RepMetaContext, append(binary.BigEndian.AppendUint32(nil, context), wire.Allocation...))
 	return n.ack(id)
 }
 
@@ -415,8 +411,8 @@ func (n *negotiation) begin(p []byte) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.slot = simpleReplySize; n.structured {
-		n.slot = offsetDataSize
+	if n.slot = wire.SimpleReplySize; n.structured {
+		n.slot = wire.OffsetDataSize
 	}
 	if n.reason == nil {
 		_ = n.nc.SetDeadline(time.Time{})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"unicode/utf8"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/pojntfx/go-nbd/pkg/protocol"
 	"golang.org/x/sys/unix"
 )
@@ -58,7 +59,7 @@ func (n *negotiation) ack(id uint32) error {
 // refuse answers an option with an error and the reason in a sentence, and nothing else.
 func (n *negotiation) refuse(id, kind uint32, text string) error {
 	n.reply = n.reply[:0]
-	n.appendReply(id, kind, []byte(text[:min(len(text), maxName)]))
+	n.appendReply(id, kind, []byte(text[:min(len(text), wire.MaxString)]))
 	return n.send(n.reply)
 }
 

@@ -3,20 +3,26 @@ package nbd
 import (
 	"fmt"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/pojntfx/go-nbd/pkg/protocol"
+)
+
+const (
+	minBlock      = 512
+	maxZeroLength = 1<<32 - minBlock // of a command without payload
 )
 
 // parse takes one request out of the read buffer, which holds at least its
 // header, and puts it into the batch; or answers it, if it is refused.
 func (c *conn) parse() error {
 	rd := &c.reader
-	h, ok := parseHeader(rd.in.data[rd.r:rd.w])
+	h, ok := wire.ParseRequest(rd.in.data[rd.r:rd.w])
 	if !ok {
 		return errMagic
 	}
-	rd.r += requestHeaderSize
-	if h.command == protocol.TRANSMISSION_TYPE_REQUEST_DISC {
+	rd.r += wire.RequestSize
+	if h.Command == protocol.TRANSMISSION_TYPE_REQUEST_DISC {
 		if err := c.submit(); err != nil {
 			return err
 		}
@@ -24,9 +30,9 @@ func (c *conn) parse() error {
 	}
 	refusal := c.check(h)
 	r := c.request()
-	r.command, r.Cookie, r.Stream, r.Start = h.command, h.cookie, c, int64(rd.readAt)
+	r.command, r.Cookie, r.Stream, r.Start = h.Command, h.Cookie, c, int64(rd.readAt)
 	switch {
-	case h.command == protocol.TRANSMISSION_TYPE_REQUEST_WRITE:
+	case h.Command == protocol.TRANSMISSION_TYPE_REQUEST_WRITE:
 		if refusal != nil {
 			if err := c.refusedPayload(r, h); err != nil {
 				return err
@@ -35,11 +41,11 @@ func (c *conn) parse() error {
 		}
 		return c.parseWrite(r, h)
 	case refusal != nil:
-	case h.command == cmdBlockStatus:
+	case h.Command == wire.CmdBlockStatus:
 		return c.askStatus(r, h)
 	default:
 		rd.limit = chunkSize
-		c.accept(r, h, opOf(h.command))
+		c.accept(r, h, opOf(h.Command))
 		if r.Op == block.OpRead {
 			rd.bytes += r.Length
 		}
@@ -54,19 +60,19 @@ func (c *conn) parse() error {
 }
 
 // accept puts a checked request into the batch.
-func (c *conn) accept(r *request, h header, op block.Op) {
+func (c *conn) accept(r *request, h wire.Request, op block.Op) {
 	r.Op = op
-	r.FUA = h.flags&cmdFlagFUA != 0
-	r.NoHole = h.flags&cmdFlagNoHole != 0
-	r.Offset, r.Length = int64(h.offset), int64(h.length)
+	r.FUA = h.Flags&wire.CmdFlagFUA != 0
+	r.NoHole = h.Flags&wire.CmdFlagNoHole != 0
+	r.Offset, r.Length = int64(h.Offset), int64(h.Length)
 	r.observed = c.observer != nil
 	c.reader.batch = append(c.reader.batch, &r.Request)
 }
 
 // parseWrite reads a write's payload. Nothing parsed before waits for it.
-func (c *conn) parseWrite(r *request, h header) error {
+func (c *conn) parseWrite(r *request, h wire.Request) error {
 	rd := &c.reader
-	n := int(h.length)
+	n := int(h.Length)
 	weight := sizeOf(int64(n))
 	if !c.payloads.try(weight) {
 		err := c.submit()
@@ -106,13 +112,13 @@ func (c *conn) parseWrite(r *request, h header) error {
 }
 
 // refusedPayload reads and drops what comes with a refused write.
-func (c *conn) refusedPayload(r *request, h header) error {
+func (c *conn) refusedPayload(r *request, h wire.Request) error {
 	err := c.submit()
-	if err == nil && h.length > maxDrain {
-		err = fmt.Errorf("nbd: a write of %d bytes: %w", h.length, block.ErrTooLarge)
+	if err == nil && h.Length > maxDrain {
+		err = fmt.Errorf("nbd: a write of %d bytes: %w", h.Length, block.ErrTooLarge)
 	}
 	if err == nil {
-		err = c.discard(int64(h.length))
+		err = c.discard(int64(h.Length))
 	}
 	if err != nil {
 		c.unused(r)
@@ -150,59 +156,59 @@ func opOf(command uint16) block.Op {
 	switch command {
 	case protocol.TRANSMISSION_TYPE_REQUEST_READ:
 		return block.OpRead
-	case cmdFlush:
+	case wire.CmdFlush:
 		return block.OpFlush
-	case cmdTrim:
+	case wire.CmdTrim:
 		return block.OpTrim
-	case cmdWriteZeroes:
+	case wire.CmdWriteZeroes:
 		return block.OpZero
 	}
 	panic(fmt.Sprintf("nbd: command %d passed the check", command))
 }
 
 // check judges a request completely. It returns a bare sentinel, so that refusing allocates nothing.
-func (c *conn) check(h header) error {
+func (c *conn) check(h wire.Request) error {
 	const (
 		read  = protocol.TRANSMISSION_TYPE_REQUEST_READ
 		write = protocol.TRANSMISSION_TYPE_REQUEST_WRITE
 	)
-	flags := cmdFlagFUA
+	flags := wire.CmdFlagFUA
 	longest := uint32(maxZeroLength)
-	switch h.command {
+	switch h.Command {
 	case read:
 		if longest = block.MaxPayload; c.structured {
-			flags |= cmdFlagDF
+			flags |= wire.CmdFlagDF
 		}
 	case write:
 		longest = block.MaxPayload
-	case cmdWriteZeroes:
-		flags |= cmdFlagNoHole
-	case cmdTrim:
-	case cmdBlockStatus:
+	case wire.CmdWriteZeroes:
+		flags |= wire.CmdFlagNoHole
+	case wire.CmdTrim:
+	case wire.CmdBlockStatus:
 		if !c.allocation {
 			return block.ErrInvalid
 		}
-		flags |= cmdFlagReqOne
-	case cmdFlush:
-		if h.flags&^flags != 0 || h.length != 0 || h.offset != 0 {
+		flags |= wire.CmdFlagReqOne
+	case wire.CmdFlush:
+		if h.Flags&^flags != 0 || h.Length != 0 || h.Offset != 0 {
 			return block.ErrInvalid
 		}
 		return nil
 	default:
 		return block.ErrInvalid
 	}
-	if h.flags&^flags != 0 {
+	if h.Flags&^flags != 0 {
 		return block.ErrInvalid
 	}
-	changes := h.command == write || h.command == cmdTrim || h.command == cmdWriteZeroes
+	changes := h.Command == write || h.Command == wire.CmdTrim || h.Command == wire.CmdWriteZeroes
 	if changes && c.info.ReadOnly {
 		return block.ErrReadOnly
 	}
-	if h.length == 0 || h.length > longest || (h.offset|uint64(h.length))%minBlock != 0 {
+	if h.Length == 0 || h.Length > longest || (h.Offset|uint64(h.Length))%minBlock != 0 {
 		return block.ErrInvalid
 	}
 	if !c.within(h) {
-		if h.command == write || h.command == cmdWriteZeroes {
+		if h.Command == write || h.Command == wire.CmdWriteZeroes {
 			return block.ErrNoSpace
 		}
 		return block.ErrInvalid
@@ -211,9 +217,9 @@ func (c *conn) check(h header) error {
 }
 
 // within checks the bounds, against the size that the Device has now.
-func (c *conn) within(h header) bool {
+func (c *conn) within(h wire.Request) bool {
 	inside := func() bool {
-		return h.offset <= uint64(c.size) && uint64(h.length) <= uint64(c.size)-h.offset
+		return h.Offset <= uint64(c.size) && uint64(h.Length) <= uint64(c.size)-h.Offset
 	}
 	if inside() {
 		return true

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +53,7 @@ func (c *conn) transmit() error {
 		if err := c.fill(); err != nil {
 			return err
 		}
-		for rd.w-rd.r >= requestHeaderSize {
+		for rd.w-rd.r >= wire.RequestSize {
 			if err := c.parse(); err != nil {
 				return err
 			}
@@ -117,7 +118,7 @@ func (c *conn) readable(fd uintptr) bool {
 		if rd.in == nil {
 			rd.in = c.srv.pools.get(chunkSize)
 		}
-		p = rd.in.data[rd.w:max(rd.limit, rd.w+requestHeaderSize)]
+		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
 	for {
 		n, err := unix.Read(int(fd), p)

@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/pojntfx/go-nbd/pkg/protocol"
 	"golang.org/x/sys/unix"
@@ -233,23 +234,23 @@ func (c *conn) layOut(now time.Duration) {
 // reply writes a finished request's header and returns it and what follows it.
 func (c *conn) reply(r *request) (head, data []byte) {
 	structured := c.structured &&
-		(r.command == protocol.TRANSMISSION_TYPE_REQUEST_READ || r.command == cmdBlockStatus)
+		(r.command == protocol.TRANSMISSION_TYPE_REQUEST_READ || r.command == wire.CmdBlockStatus)
 	errno := errnoOf(r.Err)
 	switch {
 	case structured && errno != 0:
-		head = c.headerSpace(r, errorChunkSize)
-		putErrorChunk(head, errno, r.Cookie)
-	case structured && r.command == cmdBlockStatus:
-		head = c.headerSpace(r, chunkHeaderSize)
-		putChunk(head, chunkStatus, r.Cookie, len(r.Data))
+		head = c.headerSpace(r, wire.ErrorChunkSize)
+		wire.PutErrorChunk(head, errno, r.Cookie)
+	case structured && r.command == wire.CmdBlockStatus:
+		head = c.headerSpace(r, wire.ChunkHeaderSize)
+		wire.PutChunk(head, wire.ChunkStatus, r.Cookie, len(r.Data))
 		data = r.Data
 	case structured:
-		head = c.headerSpace(r, offsetDataSize)
-		putOffsetData(head, r.Cookie, uint64(r.Offset), len(r.Data))
+		head = c.headerSpace(r, wire.OffsetDataSize)
+		wire.PutOffsetData(head, r.Cookie, uint64(r.Offset), len(r.Data))
 		data = r.Data
 	default:
-		head = c.headerSpace(r, simpleReplySize)
-		putSimpleReply(head, errno, r.Cookie)
+		head = c.headerSpace(r, wire.SimpleReplySize)
+		wire.PutSimpleReply(head, errno, r.Cookie)
 		if errno == 0 && r.Op == block.OpRead {
 			data = r.Data
 		}

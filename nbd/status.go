@@ -5,7 +5,13 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
+)
+
+const (
+	allocationID = uint32(1) // of base:allocation, on every connection
+	maxStatus    = 16384     // descriptors in one reply
 )
 
 // statusQueue is the BLOCK_STATUS requests of one connection. They may have to
@@ -34,9 +40,9 @@ func (q *statusQueue) next() *request {
 }
 
 // askStatus queues a checked BLOCK_STATUS.
-func (c *conn) askStatus(r *request, h header) error {
-	r.Offset, r.Length = int64(h.offset), int64(h.length)
-	r.reqOne = h.flags&cmdFlagReqOne != 0
+func (c *conn) askStatus(r *request, h wire.Request) error {
+	r.Offset, r.Length = int64(h.Offset), int64(h.Length)
+	r.reqOne = h.Flags&wire.CmdFlagReqOne != 0
 	if err := c.enterOne(r); err != nil {
 		return err
 	}
@@ -109,10 +115,10 @@ func (c *conn) describe(r *request, found []block.Status) error {
 
 func statusFlags(s block.Status) (flags uint32) {
 	if s.Hole {
-		flags |= statusHole
+		flags |= wire.StatusHole
 	}
 	if s.Zero {
-		flags |= statusZero
+		flags |= wire.StatusZero
 	}
 	return flags
 }
