@@ -9,9 +9,10 @@ type Action interface{ action() }
 
 // SealCopy finds the copy's Member and seals it. Sealed.
 type SealCopy struct {
-	Copy *Copy
-	Size int64
-	Born []block.RunIndex
+	Copy   *Copy
+	Volume VolumeInfo
+	Size   int64 // bytes the image must have at least
+	Born   []block.RunIndex
 }
 
 // SyncCopy calls the member's Sync. Synced.

@@ -205,7 +205,7 @@ func (c *Core) takenOver(cmd Takeover, epoch block.CacheEpoch) {
 	if epoch > c.info.CacheEpoch {
 		c.info.CacheEpoch = epoch
 		c.report("CacheEpochRaised", block.DiskID{}, "acknowledged data that was never flushed may be lost; clients of before are refused")
-		c.cacheLost()
+		c.raiseEpoch()
 	}
 	for _, m := range cmd.Members {
 		cp := c.copyOn(m.Disk)

@@ -19,12 +19,15 @@ const (
 	copyLive                      // serves
 )
 
-// Copy is the volume on one disk, as its primary sees it. Disk may be read at any time; the rest is the core's.
+// Copy is the volume on one disk, as its primary sees it. Member and Tag may be
+// read while an operation or a call on the copy is under way, and only then
+// without the driver's lock; what is not exported is the core's.
 type Copy struct {
-	Disk block.DiskID
+	Disk   block.DiskID
+	Member Member // of the open instance that was last sealed; replaced only when nothing is under way
+	Tag    any    // the driver's own, set before the first Sealed
 
 	state  copyState
-	member Member // of the open instance that was sealed
 	sealed Sealed // what it said then; Lost stays of interest
 	life   uint64 // rises whenever the copy goes away: what older lives answer proves nothing
 	busy   int    // operations and calls not answered, of all lives; it is sealed again only at 0
@@ -112,7 +115,7 @@ func (c *Core) settleCopies() {
 				cp.state = copySealing
 				cp.busy++
 				cp.asked = c.wantedSize
-				c.act(SealCopy{Copy: cp, Size: cp.asked, Born: c.runs.born(cp)})
+				c.act(SealCopy{Copy: cp, Volume: c.info, Size: cp.asked, Born: c.runs.born(cp)})
 			}
 		case copyAdmitted:
 			c.startSync(cp)
@@ -147,7 +150,7 @@ func (c *Core) Sealed(cp *Copy, member Member, s Sealed, err error) {
 		cp.held, cp.problem = true, err.Error()
 		c.reportAway(cp)
 	default:
-		cp.state, cp.member, cp.sealed = copySealed, member, s
+		cp.state, cp.Member, cp.sealed = copySealed, member, s
 		cp.size, cp.problem = cp.asked, ""
 		cp.quiet, cp.cleared = progress{}, progress{}
 		if m := &cp.membership; cp.isMember() && m.Admitted == c.generation && m.Incarnation == s.Incarnation {
@@ -166,7 +169,7 @@ func (c *Core) lose(cp *Copy, err error) {
 	if cp.state == copyAway {
 		return
 	}
-	cp.state, cp.member = copyAway, nil
+	cp.state = copyAway
 	cp.life++
 	cp.problem = err.Error()
 	c.reportAway(cp)

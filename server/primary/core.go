@@ -152,6 +152,16 @@ func (c *Core) Tick(now time.Duration) {
 	}
 }
 
+// Changed says that the map may have changed.
+func (c *Core) Changed() { c.reads.want() }
+
+// Learn takes a map that somebody read for another reason.
+func (c *Core) Learn(m Map) {
+	if c.over == nil && m.Generation == c.generation && m.Volume.Version >= c.info.Version {
+		c.adopt(m)
+	}
+}
+
 // SpaceChanged says that a disk may have room again.
 func (c *Core) SpaceChanged() {
 	c.births.held = false
@@ -172,14 +182,14 @@ func (c *Core) DiskChanged(disk block.DiskID) {
 // are closed; what runs finishes and is answered. Running says when that is.
 func (c *Core) Stop() { c.end(fmt.Errorf("%w: the server is stopping", block.ErrShutdown)) }
 
+// Generation is that of the grant; it never changes and may be read at any time.
+func (c *Core) Generation() block.Generation { return c.generation }
+
 // Running is how many requests are in flight.
 func (c *Core) Running() int { return c.count[opRunning] }
 
 // Over is why the core serves no more, or nil.
 func (c *Core) Over() error { return c.over }
-
-// Size is the size that is served, in bytes.
-func (c *Core) Size() int64 { return c.info.Size }
 
 func (c *Core) act(a Action) { c.out.Actions = append(c.out.Actions, a) }
 

@@ -35,7 +35,7 @@ type IO struct {
 	life uint64 // of the copy when it was sent
 }
 
-// Op is the request the IO is part of.
+// Request is the request the IO is part of.
 func (io *IO) Request() *Op { return io.op }
 
 type opState uint8
@@ -233,7 +233,7 @@ func (c *Core) start(op *Op) {
 			io.Sequence = c.sequence
 		}
 		if cp := io.Copy; cp != nil {
-			io.Member, io.life = cp.member, cp.life
+			io.Member, io.life = cp.Member, cp.life
 			cp.busy++
 		}
 	}

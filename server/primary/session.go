@@ -92,7 +92,7 @@ func (c *Core) admit(cn *Conn) error {
 			return fmt.Errorf("%w: the volume is in use as a device on %s", block.ErrInUse, a.node)
 		}
 	case cn.Epoch < c.info.CacheEpoch:
-		return fmt.Errorf("%w: cache epoch %d is over, %d is served", block.ErrCacheLost, cn.Epoch, c.info.CacheEpoch)
+		return cacheLost(cn.Epoch, c.info.CacheEpoch)
 	case cn.Epoch > c.info.CacheEpoch:
 		c.reads.want()
 		return fmt.Errorf("%w: cache epoch %d is not known here", block.ErrUnavailable, cn.Epoch)
@@ -170,17 +170,21 @@ func (c *Core) settleSessions() {
 	}
 }
 
-// cacheLost ends every session of before the cache epoch. A plain client
+// raiseEpoch ends every session of before the cache epoch. A plain client
 // carries no epoch: it only loses its connection.
-func (c *Core) cacheLost() {
+func (c *Core) raiseEpoch() {
 	for _, a := range c.attachments {
 		for _, cn := range slices.Clone(a.conns) {
 			if cn.Number == 0 && cn.state == connWaiting || cn.Number > 0 && cn.Epoch >= c.info.CacheEpoch {
 				continue
 			}
-			c.close(cn, fmt.Errorf("%w: cache epoch %d is served now", block.ErrCacheLost, c.info.CacheEpoch))
+			c.close(cn, cacheLost(cn.Epoch, c.info.CacheEpoch))
 		}
 	}
+}
+
+func cacheLost(old, served block.CacheEpoch) error {
+	return fmt.Errorf("%w: cache epoch %d is over, %d is served; the device must be made anew", block.ErrCacheLost, old, served)
 }
 
 func (c *Core) attachment(id block.AttachmentID) *attachment {
