@@ -33,29 +33,40 @@ func (c *Core) settleCommand() {
 	if c.cmd != nil || c.holdSend {
 		return
 	}
-	next := &command{version: c.info.Version, epoch: c.info.CacheEpoch}
-	revoked := c.revoked()
-	switch {
-	case c.takeoverDue():
+	cmd, epoch := c.due()
+	if cmd == nil {
+		return
+	}
+	c.cmd = &command{cmd: cmd, version: c.info.Version, epoch: epoch}
+	c.send()
+}
+
+// due is the most urgent command, nil if there is none, and the cache epoch that it leads to.
+func (c *Core) due() (Command, block.CacheEpoch) {
+	epoch := c.info.CacheEpoch
+	if c.takeoverDue() {
 		raise := slices.ContainsFunc(c.copies, func(cp *Copy) bool {
 			return cp.state == copySealed && cp.isMember() && c.mayHaveLost(cp)
 		})
 		if raise {
-			next.epoch++
+			epoch++
 		}
-		next.cmd = Takeover{Members: c.memberList(), RaiseCacheEpoch: raise}
-	case revoked != nil:
-		next.cmd = ConfirmDetach{Attachment: revoked.id}
-	case c.births.phase == birthDurable:
-		c.births.phase = birthProposed
-		next.cmd = c.commitBirths()
-	case c.opened && c.grown():
-		next.cmd = ConfirmSize{Size: c.wantedSize}
-	default:
-		return
+		return Takeover{Members: c.memberList(), RaiseCacheEpoch: raise}, epoch
 	}
-	c.cmd = next
-	c.send()
+	if !c.opened {
+		return nil, 0
+	}
+	if a := c.revoked(); a != nil {
+		return ConfirmDetach{Attachment: a.id}, epoch
+	}
+	if c.births.phase == birthDurable {
+		c.births.phase = birthProposed
+		return c.commitBirths(), epoch
+	}
+	if c.grown() {
+		return ConfirmSize{Size: c.wantedSize}, epoch
+	}
+	return nil, 0
 }
 
 func (c *Core) send() {

@@ -230,9 +230,6 @@ func (c *Core) revoke(a *attachment) {
 
 // revoked is an attachment whose end is to be confirmed: closed, drained, and not yet gone.
 func (c *Core) revoked() *attachment {
-	if !c.opened {
-		return nil
-	}
 	for _, a := range c.attachments {
 		if a.revoked && !a.gone && len(a.conns) == 0 {
 			return a
