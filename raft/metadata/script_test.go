@@ -27,13 +27,12 @@ func TestScripts(t *testing.T) {
 		if filepath.Ext(path) != ".txt" {
 			t.Skip("not a script")
 		}
-		s := &script{t: t, checked: newChecked(t)}
+		s := &script{newChecked(t)}
 		datadriven.RunTest(t, path, s.run)
 	})
 }
 
 type script struct {
-	t *testing.T
 	*checked
 }
 
@@ -68,11 +67,11 @@ func (s *script) snapshot() string {
 	before := Hash(s.View())
 	var b bytes.Buffer
 	if err := Encode(&b, s.View()); err != nil {
-		s.t.Fatal(err)
+		s.t.Fatalf("%v", err)
 	}
 	v, err := Decode(&b)
 	if err != nil {
-		s.t.Fatal(err)
+		s.t.Fatalf("%v", err)
 	}
 	s.Restore(v)
 	return fmt.Sprintf("same %t\n", Hash(s.View()) == before)
@@ -161,11 +160,17 @@ func showEvents(events []*metapb.Event) string {
 // checked is a State whose every step is checked.
 type checked struct {
 	*State
-	t    testing.TB
+	t    failer
 	next uint64
 }
 
-func newChecked(t testing.TB) *checked { return &checked{State: New(), t: t} }
+// failer is what tests and properties have in common.
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+func newChecked(t failer) *checked { return &checked{State: New(), t: t} }
 
 func (s *checked) apply(c *metapb.Command) Result {
 	s.t.Helper()

@@ -1,0 +1,472 @@
+package metadata
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// TestAgainstModel applies random commands to the state machine and to a model
+// that is written another way: plain maps, changed in place, no versions of
+// anything. After every command both must say the same, and all invariants hold.
+func TestAgainstModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		g := &generator{source: drawn{rt}}
+		s := newChecked(rt)
+		m := &model{nodes: map[string]string{}, disks: map[string]modelDisk{}, volumes: map[string]*modelVolume{}, dead: map[string]bool{}}
+		for range rapid.IntRange(1, 80).Draw(rt, "commands") {
+			c := g.command(s.View())
+			want := m.apply(c)
+			r := s.apply(c)
+			if !errors.Is(r.Err, want) || want == nil && r.Err != nil {
+				rt.Fatalf("%v\nthe state machine says %v, the model %v", c, r.Err, want)
+			}
+			if got, want := describe(s.View()), m.describe(); got != want {
+				rt.Fatalf("after %v (%v)\nstate machine:\n%s\nmodel:\n%s", c, r.Err, got, want)
+			}
+		}
+	})
+}
+
+type drawn struct{ t *rapid.T }
+
+func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.t, "") }
+
+type model struct {
+	nodes   map[string]string // name to process
+	disks   map[string]modelDisk
+	volumes map[string]*modelVolume // by id
+	dead    map[string]bool         // ids of deleted volumes
+}
+
+type modelDisk struct {
+	node, instance string
+	state          metapb.Disk_State
+	capacity       int64
+}
+
+type modelVolume struct {
+	name          string
+	size, wanted  int64
+	replicas      uint32
+	version       uint64
+	epoch         uint64
+	generation    uint64
+	opened        bool
+	members       map[string]modelMember
+	runs          map[uint32]string // disks, joined
+	attachment    string
+	consumer      string
+	readOnly, end bool
+}
+
+type modelMember struct {
+	in       bool
+	admitted uint64
+	instance string
+}
+
+func (m *model) apply(c *metapb.Command) error {
+	switch k := c.Kind.(type) {
+	case *metapb.Command_InitCluster, *metapb.Command_RecordEvent:
+		return nil
+	case *metapb.Command_PutNode:
+		return m.putNode(k.PutNode)
+	case *metapb.Command_PutDisks:
+		if _, ok := m.nodes[k.PutDisks.Node]; !ok {
+			return block.ErrNotFound
+		}
+		return m.putDisks(k.PutDisks.Node, k.PutDisks.Disks, nil)
+	case *metapb.Command_CreateVolume:
+		return m.create(k.CreateVolume)
+	case *metapb.Command_ResizeVolume:
+		return m.resize(k.ResizeVolume)
+	case *metapb.Command_DeleteVolume:
+		v := m.volumes[k.DeleteVolume.Id]
+		if v != nil && v.attachment != "" {
+			return block.ErrInUse
+		}
+		if v != nil {
+			delete(m.volumes, k.DeleteVolume.Id)
+			m.dead[k.DeleteVolume.Id] = true
+		}
+		return nil
+	case *metapb.Command_AttachVolume:
+		return m.attach(k.AttachVolume)
+	case *metapb.Command_DetachVolume:
+		m.detach(k.DetachVolume)
+		return nil
+	case *metapb.Command_GrantPrimary:
+		return m.grant(k.GrantPrimary)
+	case *metapb.Command_Fenced:
+		return m.fenced(k.Fenced)
+	}
+	panic("unknown command")
+}
+
+func (m *model) putNode(c *metapb.PutNode) error {
+	if err := m.putDisks(c.Node.Name, c.Disks, c.MovedDisks); err != nil {
+		return err
+	}
+	m.nodes[c.Node.Name] = c.Node.Process
+	for id, d := range m.disks {
+		if d.node == c.Node.Name && !slices.ContainsFunc(c.Disks, func(l *metapb.Disk) bool { return l.Id == id }) {
+			d.node, d.state = "", metapb.Disk_FAILED
+			m.disks[id] = d
+		}
+	}
+	return nil
+}
+
+func (m *model) putDisks(node string, disks []*metapb.Disk, moved []string) error {
+	for _, d := range disks {
+		if old, ok := m.disks[d.Id]; ok && old.node != node && old.node != "" && !slices.Contains(moved, d.Id) {
+			return block.ErrInUse
+		}
+	}
+	for _, d := range disks {
+		m.disks[d.Id] = modelDisk{node, d.Incarnation.Instance, d.State, d.Capacity}
+	}
+	return nil
+}
+
+func (m *model) create(c *metapb.CreateVolume) error {
+	for _, v := range m.volumes {
+		if v.name == c.Name {
+			if v.wanted == c.Size && v.replicas == c.Policy.Replicas {
+				return nil
+			}
+			return block.ErrExists
+		}
+	}
+	if m.volumes[c.Id] != nil || m.dead[c.Id] {
+		return block.ErrExists
+	}
+	v := &modelVolume{name: c.Name, size: c.Size, wanted: c.Size, replicas: c.Policy.Replicas, version: 1, epoch: 1,
+		members: map[string]modelMember{}, runs: map[uint32]string{}}
+	var usable, online int
+	for node := range m.nodes {
+		has, open := false, false
+		for _, d := range m.disks {
+			has = has || d.node == node && d.state != metapb.Disk_FAILED
+			open = open || d.node == node && d.state == metapb.Disk_ONLINE
+		}
+		if has {
+			usable++
+		}
+		if open {
+			online++
+		}
+	}
+	switch {
+	case usable < int(v.replicas):
+		return block.ErrPrecondition
+	case online < int(v.replicas) || !m.fits(v, v.wanted):
+		return block.ErrNoSpace
+	}
+	m.volumes[c.Id] = v
+	return nil
+}
+
+// fits looks at every set of nodes: what must lie in it may not exceed what it can take.
+func (m *model) fits(extra *modelVolume, bytes int64) bool {
+	capacity := map[string]int64{}
+	for _, d := range m.disks {
+		if d.node != "" && d.state != metapb.Disk_FAILED {
+			capacity[d.node] += d.capacity
+		}
+	}
+	names := slices.Sorted(maps.Keys(capacity))
+	for set := range 1 << len(names) {
+		var room int64
+		outside := int64(0)
+		for i, n := range names {
+			if set>>i&1 == 1 {
+				room += capacity[n]
+			} else {
+				outside++
+			}
+		}
+		// Only the volumes that grow are judged: others may be over after a disk failed.
+		needs := bytes * max(int64(extra.replicas)-outside, 0)
+		if needs == 0 {
+			continue
+		}
+		for _, v := range m.volumes {
+			needs += v.wanted * max(int64(v.replicas)-outside, 0)
+		}
+		if needs > room {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) resize(c *metapb.ResizeVolume) error {
+	v := m.volumes[c.Id]
+	switch {
+	case v == nil:
+		return block.ErrNotFound
+	case c.Size < v.wanted:
+		return block.ErrInvalid
+	case c.Size == v.wanted:
+		return nil
+	case !m.fits(v, c.Size-v.wanted):
+		return block.ErrNoSpace
+	}
+	v.wanted = c.Size
+	v.version++
+	if v.generation == 0 {
+		v.size = c.Size
+	}
+	return nil
+}
+
+func (m *model) attach(c *metapb.AttachVolume) error {
+	v, a := m.volumes[c.Attachment.VolumeId], c.Attachment
+	switch {
+	case v == nil:
+		return block.ErrNotFound
+	case v.end, v.attachment != "" && v.consumer != a.Node:
+		return block.ErrInUse
+	case v.attachment != "" && v.readOnly != a.ReadOnly:
+		return block.ErrExists
+	case v.attachment != "":
+		return nil
+	case c.Version != 0 && c.Version != v.version:
+		return block.ErrStale
+	}
+	v.attachment, v.consumer, v.readOnly = a.Id, a.Node, a.ReadOnly
+	v.version++
+	return nil
+}
+
+func (m *model) detach(c *metapb.DetachVolume) {
+	v := m.volumes[c.VolumeId]
+	if v == nil || v.attachment != c.AttachmentId || v.end {
+		return
+	}
+	v.version++
+	if v.generation == 0 {
+		v.attachment, v.consumer = "", ""
+	} else {
+		v.end = true
+	}
+}
+
+func (m *model) grant(c *metapb.GrantPrimary) error {
+	v := m.volumes[c.VolumeId]
+	process, known := m.nodes[c.Node]
+	switch {
+	case v == nil || !known:
+		return block.ErrNotFound
+	case process != c.Process:
+		return block.ErrStale
+	}
+	v.generation++
+	v.version++
+	v.opened = false
+	return nil
+}
+
+func (m *model) fenced(c *metapb.FencedCommand) error {
+	v := m.volumes[c.Fence.VolumeId]
+	switch {
+	case v == nil:
+		return block.ErrNotFound
+	case v.generation == 0 || c.Fence.Generation != v.generation || c.Fence.Version != v.version:
+		return block.ErrStale
+	case c.GetTakeover() == nil && !v.opened:
+		return block.ErrPrecondition
+	}
+	var err error
+	switch k := c.Kind.(type) {
+	case *metapb.FencedCommand_Takeover:
+		err = m.takeover(v, k.Takeover)
+	case *metapb.FencedCommand_CommitRuns:
+		err = m.commit(v, k.CommitRuns)
+	case *metapb.FencedCommand_ConfirmSize:
+		if k.ConfirmSize.Size < v.size || k.ConfirmSize.Size > v.wanted {
+			return block.ErrInvalid
+		}
+		v.size = k.ConfirmSize.Size
+	case *metapb.FencedCommand_ConfirmDetach:
+		if v.attachment == k.ConfirmDetach.AttachmentId {
+			if !v.end {
+				return block.ErrPrecondition
+			}
+			v.attachment, v.consumer, v.end = "", "", false
+		}
+	}
+	if err == nil {
+		v.version++
+	}
+	return err
+}
+
+func (m *model) takeover(v *modelVolume, c *metapb.Takeover) error {
+	next := map[string]modelMember{}
+	for _, mem := range c.Members {
+		if _, ok := m.disks[mem.DiskId]; !ok {
+			return block.ErrNotFound
+		}
+		old, known := v.members[mem.DiskId]
+		now, in := mem.AdmittedGeneration == v.generation, mem.State == metapb.Member_IN
+		used := slices.ContainsFunc(slices.Collect(maps.Values(v.runs)), func(d string) bool { return strings.Contains(d, mem.DiskId) })
+		switch {
+		case in && now && known && !old.in && used:
+			return block.ErrPrecondition
+		case in && now:
+			next[mem.DiskId] = modelMember{true, v.generation, mem.Incarnation.Instance}
+		case !known, in && (!old.in || mem.AdmittedGeneration != old.admitted):
+			return block.ErrInvalid
+		default:
+			next[mem.DiskId] = modelMember{in, old.admitted, old.instance}
+		}
+	}
+	if len(next) != len(c.Members) { // one twice
+		return block.ErrInvalid
+	}
+	for id := range v.members {
+		if _, ok := next[id]; !ok {
+			return block.ErrInvalid
+		}
+	}
+	for _, disks := range v.runs {
+		if !slices.ContainsFunc(strings.Fields(disks), func(d string) bool { return next[d].in }) {
+			return block.ErrPrecondition
+		}
+	}
+	v.members, v.opened = next, true
+	if c.RaiseCacheEpoch {
+		v.epoch++
+	}
+	return nil
+}
+
+func (m *model) commit(v *modelVolume, c *metapb.CommitRuns) error {
+	runs, members := maps.Clone(v.runs), maps.Clone(v.members)
+	sealed := map[string]string{}
+	for _, mem := range c.Members {
+		sealed[mem.DiskId] = mem.Incarnation.Instance
+	}
+	for _, r := range c.Runs {
+		last := (v.wanted - 1) / (16 * generatedExtent)
+		nodes := map[string]bool{}
+		for _, d := range r.Disks {
+			nodes[m.disks[d].node] = true
+		}
+		disks := strings.Join(r.Disks, " ")
+		switch {
+		case int64(r.Index) > last || len(r.Disks) != int(v.replicas):
+			return block.ErrInvalid
+		case nodes[""]:
+			// Either error is right; which comes first is not worth a rule.
+			if len(nodes) < len(r.Disks) {
+				return m.firstFault(r)
+			}
+			return block.ErrNotFound
+		case len(nodes) < len(r.Disks):
+			return block.ErrInvalid
+		case runs[r.Index] == disks:
+			continue
+		case runs[r.Index] != "":
+			return block.ErrStale
+		}
+		for _, d := range r.Disks {
+			old, known := members[d]
+			if known && (!old.in || old.admitted != v.generation) {
+				return block.ErrPrecondition
+			}
+			if !known {
+				instance, ok := sealed[d]
+				if !ok {
+					instance = m.disks[d].instance
+				}
+				members[d] = modelMember{true, v.generation, instance}
+			}
+		}
+		runs[r.Index] = disks
+	}
+	v.runs, v.members = runs, members
+	return nil
+}
+
+// firstFault is for a run with both a disk of no node and two on one node.
+func (m *model) firstFault(r *metapb.Run) error {
+	seen := map[string]bool{}
+	for _, d := range r.Disks {
+		node := m.disks[d].node
+		if node == "" {
+			return block.ErrNotFound
+		}
+		if seen[node] {
+			return block.ErrInvalid
+		}
+		seen[node] = true
+	}
+	return nil
+}
+
+func (m *model) describe() string {
+	var lines []string
+	for id, v := range m.volumes {
+		var parts []string
+		for d, mem := range v.members {
+			parts = append(parts, fmt.Sprintf("member %s %t %d %s", d, mem.in, mem.admitted, mem.instance))
+		}
+		for i, disks := range v.runs {
+			parts = append(parts, fmt.Sprintf("run %d %s", i, disks))
+		}
+		sort.Strings(parts)
+		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t attached %q %q %t %t\n  %s", id, v.name, v.size, v.wanted, v.replicas, v.version, v.epoch,
+			v.generation, v.opened, v.attachment, v.consumer, v.attachment != "" && v.readOnly, v.end, strings.Join(parts, "\n  ")))
+	}
+	for id := range m.dead {
+		lines = append(lines, "dead "+id)
+	}
+	for id, d := range m.disks {
+		lines = append(lines, fmt.Sprintf("disk %s %s %s", id, d.node, d.state))
+	}
+	sort.Strings(lines)
+	return named(strings.Join(lines, "\n"))
+}
+
+func describe(view *View) string {
+	var lines []string
+	for _, v := range view.Volumes(Position{}, 0) {
+		var parts []string
+		id := volumeID(v.Id)
+		m := view.Map(id)
+		for _, mem := range m.Members {
+			parts = append(parts, fmt.Sprintf("member %s %t %d %s", mem.DiskId, mem.State == metapb.Member_IN, mem.AdmittedGeneration, mem.Incarnation.GetInstance()))
+		}
+		for _, r := range m.Runs {
+			parts = append(parts, fmt.Sprintf("run %d %s", r.Index, strings.Join(r.Disks, " ")))
+		}
+		sort.Strings(parts)
+		a := &metapb.Attachment{}
+		if len(m.Attachments) > 0 {
+			a = m.Attachments[0]
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t attached %q %q %t %t\n  %s", v.Id, v.Name, v.Size, v.WantedSize, v.Policy.Replicas, v.Version,
+			v.CacheEpoch, m.Grant.GetGeneration(), m.Grant.GetOpened(), a.Id, a.Node, a.ReadOnly, a.Revoking, strings.Join(parts, "\n  ")))
+	}
+	for id := range entries(view.tombstones) {
+		lines = append(lines, "dead "+id.String())
+	}
+	for _, d := range view.Disks() {
+		lines = append(lines, fmt.Sprintf("disk %s %s %s", d.Id, d.Node, d.State))
+	}
+	sort.Strings(lines)
+	return named(strings.Join(lines, "\n"))
+}
