@@ -175,6 +175,9 @@ func (n *Node) found(f found, config *hraft.Config, trans *transport) error {
 // Cluster is the identity of the cluster this directory belongs to.
 func (n *Node) Cluster() block.ClusterID { return n.identity.Cluster }
 
+// Name is this node's name.
+func (n *Node) Name() string { return n.config.Node }
+
 // Address is where other servers reach this node's raft port.
 func (n *Node) Address() string { return n.stream.Addr().String() }
 

@@ -1,0 +1,222 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gabion-storage/gabion/raft/metadata"
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/raft/placement"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// nodes is what the leader knows beyond the replicated state: who was heard
+// of when, and what the disks reported last. It is a failure detector and a
+// fresher look at free space; nothing that must be right depends on it.
+type nodes struct {
+	downAfter time.Duration
+	clock     func() time.Time
+
+	mu      sync.Mutex
+	seen    map[string]time.Time
+	reports map[string]*metapb.Disk // by disk id
+}
+
+func newNodes(downAfter time.Duration, clock func() time.Time) *nodes {
+	return &nodes{downAfter: downAfter, clock: clock, seen: map[string]time.Time{}, reports: map[string]*metapb.Disk{}}
+}
+
+// begin forgets; every node has until downAfter to be heard of.
+func (n *nodes) begin(v *metadata.View) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.seen)
+	clear(n.reports)
+	for _, node := range v.Nodes() {
+		n.seen[node.GetName()] = n.clock()
+	}
+}
+
+// heard records a sign of life of a registered node, with its disks if it
+// reported them. What the state does not know is not kept, so this is bounded.
+func (n *nodes) heard(v *metadata.View, node string, disks []*metapb.Disk) {
+	if v.Node(node) == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.seen[node] = n.clock()
+	for _, d := range disks {
+		if known := diskOf(v, d.GetId()); known.GetNode() == node {
+			d = proto.CloneOf(d)
+			d.Node = node
+			n.reports[d.GetId()] = d
+		}
+	}
+}
+
+func diskOf(v *metadata.View, id string) *metapb.Disk {
+	u, err := block.ParseUUID(id)
+	if err != nil {
+		return nil
+	}
+	return v.Disk(block.DiskID{UUID: u})
+}
+
+func (n *nodes) lastSeen(node string) (time.Time, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	at, ok := n.seen[node]
+	return at, ok && n.clock().Sub(at) < n.downAfter
+}
+
+func (n *nodes) up(node string) bool {
+	_, up := n.lastSeen(node)
+	return up
+}
+
+// all are the registered nodes, with what the leader knows of them.
+func (n *nodes) all(v *metadata.View) []*metapb.Node {
+	list := v.Nodes()
+	for i, node := range list {
+		node = proto.CloneOf(node)
+		at, up := n.lastSeen(node.GetName())
+		if node.Up = up; !at.IsZero() {
+			node.SeenAt = at.UnixNano()
+		}
+		list[i] = node
+	}
+	return list
+}
+
+// disks are the registered disks, as they reported last.
+func (n *nodes) disks(v *metadata.View) []*metapb.Disk {
+	list := v.Disks()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, d := range list {
+		if r := n.reports[d.GetId()]; r != nil && r.GetNode() == d.GetNode() {
+			list[i] = r
+		}
+	}
+	return list
+}
+
+// cell is what placement sees.
+func (n *nodes) cell(v *metadata.View) placement.Cell {
+	return placement.Cell{Nodes: n.all(v), Disks: n.disks(v), Overcommit: v.Cluster().GetOvercommit()}
+}
+
+// RegisterNode implements the API.
+func (s *Service) RegisterNode(ctx context.Context, in *metapb.RegisterNodeRequest) (*metapb.RegisterNodeResponse, error) {
+	v, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	name := in.GetNode().GetName()
+	if has, says := v.Cluster().GetClusterId(), in.GetClusterId(); says != "" && has != says {
+		return nil, fmt.Errorf("%w: node %q has disks of cluster %s, and this is cluster %s: start it with --join of its own cluster, or with empty disks",
+			block.ErrPrecondition, name, says, has)
+	}
+	put := &metapb.PutNode{Node: in.GetNode(), Disks: in.GetDisks(), MovedDisks: s.moved(v, name, in.GetDisks())}
+	if !sameNode(v, put) {
+		if _, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_PutNode{PutNode: put}}); err != nil {
+			return nil, err
+		}
+	}
+	s.nodes.heard(s.machine.View(), name, in.GetDisks())
+	return &metapb.RegisterNodeResponse{ClusterId: v.Cluster().GetClusterId(), ExtentSize: v.Cluster().GetExtentSize()}, nil
+}
+
+// moved are the disks whose last node is down, so that they may change hands.
+func (s *Service) moved(v *metadata.View, node string, disks []*metapb.Disk) []string {
+	var ids []string
+	for _, d := range disks {
+		if old := diskOf(v, d.GetId()).GetNode(); old != "" && old != node && !s.nodes.up(old) {
+			ids = append(ids, d.GetId())
+		}
+	}
+	return ids
+}
+
+// sameNode reports whether a registration says nothing that matters and is not known.
+func sameNode(v *metadata.View, put *metapb.PutNode) bool {
+	node := put.GetNode()
+	if node == nil {
+		return false
+	}
+	node = proto.CloneOf(node)
+	node.Up, node.SeenAt = false, 0
+	if !proto.Equal(v.Node(node.GetName()), node) {
+		return false
+	}
+	known := 0
+	for _, d := range v.Disks() {
+		if d.GetNode() == node.GetName() {
+			known++
+		}
+	}
+	return known == len(put.GetDisks()) && sameDisks(v, node.GetName(), put.GetDisks())
+}
+
+// sameDisks reports whether nothing that matters has changed: free space does
+// by a hundredth of the capacity.
+func sameDisks(v *metadata.View, node string, disks []*metapb.Disk) bool {
+	for _, d := range disks {
+		old := diskOf(v, d.GetId())
+		if old == nil {
+			return false
+		}
+		next := proto.CloneOf(d)
+		next.Node = node
+		moved := next.GetAvailable() - old.GetAvailable()
+		if max(moved, -moved) < old.GetCapacity()/100 {
+			next.Available = old.GetAvailable()
+		}
+		if !proto.Equal(old, next) {
+			return false
+		}
+	}
+	return true
+}
+
+// ReportDisks implements the API; it is a node's heartbeat, too.
+func (s *Service) ReportDisks(ctx context.Context, in *metapb.ReportDisksRequest) (*metapb.ReportDisksResponse, error) {
+	v, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if v.Node(in.GetNode()) == nil {
+		return nil, fmt.Errorf("%w: node %.300q is not registered", block.ErrNotFound, in.GetNode())
+	}
+	if !sameDisks(v, in.GetNode(), in.GetDisks()) {
+		put := &metapb.PutDisks{Node: in.GetNode(), Disks: in.GetDisks()}
+		if _, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_PutDisks{PutDisks: put}}); err != nil {
+			return nil, err
+		}
+	}
+	s.nodes.heard(s.machine.View(), in.GetNode(), in.GetDisks())
+	return &metapb.ReportDisksResponse{}, nil
+}
+
+// ListNodes implements the API.
+func (s *Service) ListNodes(ctx context.Context, _ *metapb.ListNodesRequest) (*metapb.ListNodesResponse, error) {
+	v, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &metapb.ListNodesResponse{Nodes: s.nodes.all(v)}, nil
+}
+
+// ListDisks implements the API.
+func (s *Service) ListDisks(ctx context.Context, _ *metapb.ListDisksRequest) (*metapb.ListDisksResponse, error) {
+	v, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &metapb.ListDisksResponse{Disks: s.nodes.disks(v)}, nil
+}

@@ -1,0 +1,180 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gabion-storage/gabion/raft/metadata"
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/raft/placement"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// statusPatience bounds how long GetStatus tries to prove that its answer is
+// current: what is wrong may be that nobody can.
+const statusPatience = 2 * time.Second
+
+// GetStatus implements the API. Without a leader it answers from what this
+// server knows, and says so.
+func (s *Service) GetStatus(ctx context.Context, _ *metapb.GetStatusRequest) (*metapb.GetStatusResponse, error) {
+	trial, cancel := context.WithTimeout(ctx, statusPatience)
+	v, err := s.read(trial)
+	cancel()
+	if err != nil {
+		v = s.machine.View()
+	}
+	stats := s.consensus.Stats()
+	leader, _ := s.consensus.Leader()
+	out := &metapb.GetStatusResponse{
+		ClusterId: s.consensus.Cluster().String(), ExtentSize: v.Cluster().GetExtentSize(),
+		Leader: leader, Term: stats.Term, AppliedIndex: v.Index(), Voters: stats.Voters,
+		Volumes: int64(v.VolumeCount()), Attachments: int64(v.AttachmentCount()),
+		Provisioned: v.Provisioned(), FeatureLevel: v.CommonLevel(),
+	}
+	disks := s.nodes.disks(v)
+	for _, d := range disks {
+		if d.GetState() != metapb.Disk_FAILED {
+			out.Capacity += d.GetCapacity()
+			out.Used += d.GetCapacity() - d.GetAvailable()
+		}
+	}
+	if err != nil {
+		out.Conditions = append(out.Conditions, condition(metapb.Condition_ERROR, "metadata",
+			fmt.Sprintf("no leader confirms this answer, which may be old (%v).", err),
+			"See that a majority of the voters run and reach each other; running volumes go on meanwhile."))
+	}
+	if v.Cluster() != nil {
+		out.Conditions = append(out.Conditions, s.conditions(v, disks)...)
+	}
+	return out, nil
+}
+
+func condition(severity metapb.Condition_Severity, object, problem, remedy string) *metapb.Condition {
+	return &metapb.Condition{Severity: severity, Object: object, Problem: problem, Remedy: remedy}
+}
+
+// conditions are what is wrong in the cell: nodes, then disks, then volumes.
+func (s *Service) conditions(v *metadata.View, disks []*metapb.Disk) []*metapb.Condition {
+	list := s.nodeConditions(v)
+	list = append(list, diskConditions(disks)...)
+	return append(list, s.volumeConditions(v)...)
+}
+
+func (s *Service) nodeConditions(v *metadata.View) (list []*metapb.Condition) {
+	serving := map[string]bool{}
+	for _, d := range v.Disks() {
+		if d.GetNode() != "" && d.GetState() != metapb.Disk_FAILED {
+			serving[d.GetNode()] = true
+		}
+	}
+	for _, n := range s.nodes.all(v) {
+		if !n.GetUp() {
+			list = append(list, condition(metapb.Condition_ERROR, "node "+n.GetName(),
+				"The node is down: its server has not been heard of for "+s.ago(n.GetSeenAt())+".",
+				"Start `gabion server` on it, or look at its log and network."))
+		}
+	}
+	switch want := int(v.Cluster().GetDefaultReplicas()); {
+	case len(serving) == 0:
+		list = append(list, condition(metapb.Condition_ERROR, "cluster",
+			"No disk is registered, so no volume can be created.", "Start a server with --disk DIR."))
+	case len(serving) < want:
+		list = append(list, condition(metapb.Condition_WARNING, "cluster",
+			fmt.Sprintf("New volumes get %d replicas by default, and %s disks.", want, nodesHave(len(serving))),
+			"Add nodes, or create volumes with --replicas 1 (or start the cluster with --default-replicas 1)."))
+	}
+	return list
+}
+
+func nodesHave(n int) string {
+	if n == 1 {
+		return "1 node has"
+	}
+	return fmt.Sprintf("%d nodes have", n)
+}
+
+func (s *Service) ago(at int64) string {
+	if at == 0 {
+		return "as long as this leader leads"
+	}
+	return s.config.Clock().Sub(time.Unix(0, at)).Round(time.Second).String()
+}
+
+func diskConditions(disks []*metapb.Disk) (list []*metapb.Condition) {
+	for _, d := range disks {
+		object := "disk " + d.GetId()
+		where := fmt.Sprintf("%s on node %s", d.GetPath(), d.GetNode())
+		if d.GetNode() == "" {
+			where = d.GetPath()
+		}
+		switch d.GetState() {
+		case metapb.Disk_FAILED:
+			list = append(list, condition(metapb.Condition_ERROR, object,
+				fmt.Sprintf("The disk at %s failed: %s.", where, cmp.Or(d.GetProblem(), "no reason was given")),
+				"See the kernel's log and the mount; the server takes the disk back when it is well."))
+		case metapb.Disk_FULL:
+			list = append(list, condition(metapb.Condition_ERROR, object,
+				fmt.Sprintf("The disk at %s is full.", where),
+				"Delete or trim volumes, or make the file system larger; writes that wait go on by themselves."))
+		}
+	}
+	return list
+}
+
+// What a volume's newest event of these says about its state now. They are
+// the primary's.
+var volumeStates = map[string]struct {
+	severity        metapb.Condition_Severity
+	problem, remedy string
+}{
+	"VolumeWaitsForSpace":   {metapb.Condition_ERROR, "Writes wait for space", "Delete or trim volumes, or add disks; the writes go on by themselves."},
+	"VolumeBlocked":         {metapb.Condition_ERROR, "Requests wait for a disk", "Bring the disk back; the requests go on by themselves."},
+	"ExtentsLost":           {metapb.Condition_ERROR, "A disk has lost extents", "Do not remove the disk; restore its file system, or the volume from a backup."},
+	"VolumeResumed":         {},
+	metadata.PrimaryGranted: {}, // a new primary reports anew
+	metadata.VolumeDeleted:  {},
+}
+
+func (s *Service) volumeConditions(v *metadata.View) (list []*metapb.Condition) {
+	events, _ := v.Events(oldest(v))
+	newest := map[string]*metapb.Event{}
+	for _, e := range events {
+		if _, ok := volumeStates[e.GetType()]; ok {
+			newest[e.GetVolumeId()] = e
+		}
+	}
+	for _, e := range newest {
+		state := volumeStates[e.GetType()]
+		id, err := block.ParseUUID(e.GetVolumeId())
+		if state.problem == "" || err != nil {
+			continue
+		}
+		if vol := v.Volume(block.VolumeID{UUID: id}); vol != nil {
+			list = append(list, condition(state.severity, "volume "+vol.GetName(),
+				fmt.Sprintf("%s: %s.", state.problem, e.GetMessage()), state.remedy))
+		}
+	}
+	slices.SortFunc(list, func(a, b *metapb.Condition) int { return cmp.Compare(a.GetObject(), b.GetObject()) })
+	return list
+}
+
+// GetCapacity implements the API. What it names as the largest volume is
+// accepted right away; see raft/placement/DESIGN.md for the formula.
+func (s *Service) GetCapacity(ctx context.Context, in *metapb.GetCapacityRequest) (*metapb.GetCapacityResponse, error) {
+	v, err := s.cluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	replicas := in.GetReplicas()
+	if replicas == 0 {
+		replicas = v.Cluster().GetDefaultReplicas()
+	}
+	if replicas > placement.MaxReplicas {
+		return nil, fmt.Errorf("%w: replicas is %d; it takes 1 to %d, or 0 for the cluster's default", block.ErrInvalid, replicas, placement.MaxReplicas)
+	}
+	c := v.Capacity(in.GetRack(), int(replicas))
+	return &metapb.GetCapacityResponse{Available: c.Available, MaximumVolumeSize: c.MaximumVolumeSize}, nil
+}
