@@ -76,8 +76,8 @@ func (a *app) rootCommand() *cobra.Command {
 	f.VarP(newChoice(&a.output, "table", "json"), "output", "o", "how to print: table or json")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up after this long; 0: never")
 	root.AddCommand(
-		a.volumeCommand(), a.attachCommand(), a.detachCommand(), a.nodeCommand(), a.diskCommand(),
-		a.statusCommand(), a.eventsCommand(), a.versionCommand(),
+		a.serverCommand(), a.volumeCommand(), a.attachCommand(), a.detachCommand(), a.nodeCommand(), a.diskCommand(),
+		a.statusCommand(), a.eventsCommand(), a.demoCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
@@ -41,7 +42,7 @@ same URI; a second consumer is refused until the first is detached.`,
 			if err != nil {
 				return err
 			}
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				found, err := find(ctx, c, args[0])
 				if err != nil {
 					return err
@@ -83,7 +84,7 @@ sent is finished when this command returns. Its URI opens nothing any more.`,
 			if err != nil {
 				return err
 			}
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				found, err := find(ctx, c, args[0])
 				if err != nil {
 					return err

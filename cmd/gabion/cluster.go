@@ -3,23 +3,21 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
-	"github.com/gabion-storage/gabion/server/block"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
 	return group("node", "List the servers of the cluster", &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List nodes by name", Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				r, err := c.ListNodes(ctx, &metapb.ListNodesRequest{})
 				if err != nil {
 					return err
@@ -47,7 +45,7 @@ func (a *app) diskCommand() *cobra.Command {
 	return group("disk", "List the disks of the cluster", &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List disks by node and path", Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				r, err := c.ListDisks(ctx, &metapb.ListDisksRequest{})
 				if err != nil {
 					return err
@@ -89,7 +87,7 @@ func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Say how the cluster is, and what to do about it", Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				s, err := readStatus(ctx, c)
 				if err != nil {
 					return err
@@ -100,7 +98,7 @@ func (a *app) statusCommand() *cobra.Command {
 	}
 }
 
-func readStatus(ctx context.Context, c metapb.MetadataClient) (statusView, error) {
+func readStatus(ctx context.Context, c *client.Client) (statusView, error) {
 	r, err := c.GetStatus(ctx, &metapb.GetStatusRequest{})
 	if err != nil {
 		return statusView{}, err
@@ -180,17 +178,17 @@ where it was when it finds another.`,
 			if follow {
 				a.timeout = 0
 			}
-			w := eventWatch{app: a, after: after, history: after == 0}
-			for {
-				err := a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error { return w.read(ctx, c, follow) })
-				if !follow || ctx.Err() != nil {
-					return unlessInterrupted(ctx, follow, err)
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
+				if !follow {
+					past := watcher{client: c, after: after, handle: a.printEvent}
+					return past.stream(ctx, false)
 				}
-				if !errors.Is(err, block.ErrUnavailable) && !errors.Is(err, metapb.ErrSlowWatcher) {
-					return err
+				err := watch(ctx, c, after, a.printEvent)
+				if ctx.Err() != nil {
+					return nil // how a person ends a follower
 				}
-				sleep(ctx, time.Second)
-			}
+				return err
+			})
 		}),
 	}
 	f := cmd.Flags()
@@ -199,54 +197,11 @@ where it was when it finds another.`,
 	return cmd
 }
 
-// unlessInterrupted lets a person end a follower without an error.
-func unlessInterrupted(ctx context.Context, follow bool, err error) error {
-	if follow && ctx.Err() != nil {
-		return nil
+func (a *app) printEvent(e *metapb.Event) error {
+	v := viewEvent(e)
+	if a.output == "json" {
+		return writeJSON(a.out, v, "")
 	}
-	return err
-}
-
-// eventWatch prints events, each once, over any number of streams.
-type eventWatch struct {
-	app     *app
-	after   uint64
-	history bool
-	last    *metapb.Event
-}
-
-func (w *eventWatch) read(ctx context.Context, c metapb.MetadataClient, follow bool) error {
-	r := &metapb.WatchRequest{AfterIndex: w.after, History: w.history}
-	if w.last != nil {
-		r = resume(w.last)
-	}
-	r.Follow = follow
-	stream, err := c.Watch(ctx, r)
-	if err != nil {
-		return err
-	}
-	for {
-		e, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return metapb.FromStatus(err)
-		}
-		if w.last != nil && (e.GetIndex() < w.last.GetIndex() || e.GetIndex() == w.last.GetIndex() && e.GetOrdinal() <= w.last.GetOrdinal()) {
-			continue
-		}
-		w.last = e
-		if err := w.print(viewEvent(e)); err != nil {
-			return err
-		}
-	}
-}
-
-func (w *eventWatch) print(e eventView) error {
-	if w.app.output == "json" {
-		return writeJSON(w.app.out, e, "")
-	}
-	_, err := fmt.Fprintf(w.app.out, "%s  %-20s %s\n", e.Time.Local().Format("2006-01-02 15:04:05"), e.Type, e.Message)
+	_, err := fmt.Fprintf(a.out, "%s  %-20s %s\n", v.Time.Local().Format(time.DateTime), v.Type, v.Message)
 	return err
 }

@@ -3,10 +3,10 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"time"
 
+	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/replica"
@@ -120,38 +120,29 @@ func retry(ctx context.Context, f func() error) error {
 // passing reports whether the same call may succeed later.
 func passing(err error) bool {
 	return errors.Is(err, block.ErrUnavailable) || errors.Is(err, block.ErrShutdown) || errors.Is(err, block.ErrUnknown) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, metapb.ErrSlowWatcher)
+		errors.Is(err, context.DeadlineExceeded)
 }
 
 // follower tells what changes in the metadata to those on this node who must know.
 type follower struct {
-	client  metapb.MetadataClient
+	client  *client.Client
 	changed func(block.VolumeID)
 	deleted func(block.VolumeID)
 	log     *slog.Logger
-	last    *metapb.Event // the newest seen
 }
 
 // run follows until ctx ends. What may have been missed is asked anew.
 func (f *follower) run(ctx context.Context) {
-	var from uint64
-	for anew := true; ctx.Err() == nil; {
+	for ctx.Err() == nil {
+		var from uint64
 		err := retry(ctx, func() (err error) {
-			if anew {
-				f.last = nil
-				from, err = f.all(ctx)
-			}
-			if err == nil {
-				anew = false
-				err = f.follow(ctx, from)
-			}
+			from, err = f.all(ctx)
 			return err
 		})
-		if ctx.Err() != nil {
-			return
+		if err == nil {
+			err = watch(ctx, f.client, from, f.event)
 		}
-		anew = true // an index that is kept no longer, or what should not be: begin again
-		if !errors.Is(err, metapb.ErrIndexGone) {
+		if ctx.Err() == nil && !errors.Is(err, metapb.ErrIndexGone) {
 			f.log.Error("following the metadata service", "err", err)
 			sleep(ctx, retryLast)
 		}
@@ -173,31 +164,12 @@ func (f *follower) all(ctx context.Context) (uint64, error) {
 	return s.GetAppliedIndex(), err
 }
 
-// follow returns when the stream breaks, always with an error.
-func (f *follower) follow(ctx context.Context, from uint64) error {
-	request := &metapb.WatchRequest{AfterIndex: from, History: from == 0, Follow: true}
-	if f.last != nil {
-		request = resume(f.last)
-		request.Follow = true
+func (f *follower) event(e *metapb.Event) error {
+	f.tell(f.changed, e.GetVolumeId())
+	if e.GetType() == "VolumeDeleted" {
+		f.tell(f.deleted, e.GetVolumeId())
 	}
-	stream, err := f.client.Watch(ctx, request)
-	if err != nil {
-		return err
-	}
-	for {
-		e, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return block.ErrUnavailable // a server that ends orderly
-		}
-		if err != nil {
-			return err
-		}
-		f.last = e
-		f.tell(f.changed, e.GetVolumeId())
-		if e.GetType() == "VolumeDeleted" {
-			f.tell(f.deleted, e.GetVolumeId())
-		}
-	}
+	return nil
 }
 
 // tell calls who for a volume; an event may concern none.
@@ -205,13 +177,6 @@ func (f *follower) tell(who func(block.VolumeID), id string) {
 	if u, err := block.ParseUUID(id); err == nil {
 		who(block.VolumeID{UUID: u})
 	}
-}
-
-// resume asks for what came after an event. Several events may have one index,
-// so those of last's index come once more.
-func resume(last *metapb.Event) *metapb.WatchRequest {
-	before := last.GetIndex() - 1
-	return &metapb.WatchRequest{AfterIndex: before, History: before == 0}
 }
 
 func sleep(ctx context.Context, d time.Duration) {

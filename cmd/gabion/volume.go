@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -39,7 +40,7 @@ func (a *app) volumeCreateCommand() *cobra.Command {
 			if _, err := fmt.Sscan(grain, &blockSize); grain != "" && err != nil {
 				return err
 			}
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				v, err := c.CreateVolume(ctx, &metapb.CreateVolumeRequest{Name: args[0], Size: size, Policy: &metapb.Policy{
 					Replicas: replicas, Spread: spreads.value(spread), Access: accesses.value(access),
 					Durability: durabilities.value(durability), OnFull: onFulls.value(onFull), BlockSize: blockSize,
@@ -66,7 +67,7 @@ func (a *app) volumeListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List volumes by name", Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				volumes, err := listVolumes(ctx, c)
 				if err != nil {
 					return err
@@ -84,7 +85,7 @@ func (a *app) volumeListCommand() *cobra.Command {
 }
 
 // listVolumes reads all pages.
-func listVolumes(ctx context.Context, c metapb.MetadataClient) (all []*metapb.Volume, err error) {
+func listVolumes(ctx context.Context, c *client.Client) (all []*metapb.Volume, err error) {
 	for token := ""; ; {
 		page, err := c.ListVolumes(ctx, &metapb.ListVolumesRequest{StartingToken: token})
 		if err != nil {
@@ -101,7 +102,7 @@ func (a *app) volumeShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NAME", Short: "Show one volume, by name or id", Args: oneVolume, ValidArgsFunction: a.completeVolume,
 		RunE: a.act(func(ctx context.Context, args []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				r, err := find(ctx, c, args[0])
 				if err != nil {
 					return err
@@ -163,7 +164,7 @@ func (a *app) volumeResizeCommand() *cobra.Command {
 			if size == 0 {
 				return usagef("say how large: add --size, for example --size 20GiB")
 			}
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				found, err := find(ctx, c, args[0])
 				if err != nil {
 					return err
@@ -187,7 +188,7 @@ func (a *app) volumeDeleteCommand() *cobra.Command {
 		Long: "Delete a volume and its data, by name or id. Refused while it is attached.\nThere is no way back.",
 		Args: oneVolume, ValidArgsFunction: a.completeVolume,
 		RunE: a.act(func(ctx context.Context, args []string) error {
-			return a.ask(ctx, func(ctx context.Context, c metapb.MetadataClient) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
 				found, err := find(ctx, c, args[0])
 				if ifExists && errors.Is(err, block.ErrNotFound) {
 					return nil
@@ -220,7 +221,7 @@ func label(v *metapb.Volume) string {
 func (a *app) completeVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	if len(args) == 0 {
-		_ = a.ask(cmd.Context(), func(ctx context.Context, c metapb.MetadataClient) error { // no server, no offers
+		_ = a.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error { // no server, no offers
 			volumes, err := listVolumes(ctx, c)
 			for _, v := range volumes {
 				names = append(names, v.GetName())
