@@ -242,13 +242,13 @@ func goData(p []byte) (name []byte, ok bool) {
 // lateGoData reads the data of a GO whose header announced none: see DESIGN.md.
 func (n *negotiation) lateGoData() (name []byte, ok bool, err error) {
 	n.deadline(lateDataWait)
-	_, err = io.ReadFull(n.peeker(), n.data[:8])
+	_, err = io.ReadFull(n.peeker(), n.data[:4])
 	n.deadline(n.srv.HandshakeTimeout)
 	length := binary.BigEndian.Uint32(n.data[:4])
 	switch {
 	case n.why() != nil:
 		return nil, false, n.why()
-	case err != nil, length > wire.MaxString, binary.BigEndian.Uint64(n.data[:8]) == protocol.NEGOTIATION_MAGIC_OPTION:
+	case err != nil, length > wire.MaxString: // so is the magic of another option
 		return nil, false, nil
 	}
 	p := n.data[:4+length+2]

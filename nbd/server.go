@@ -71,9 +71,9 @@ func (c *Config) defaults() error {
 // listeners. Create it with New, end it with Shutdown. Safe for concurrent use.
 type Server struct {
 	Config
-	start    time.Time // of the monotonic clock of requests
-	payloads bytePool  // what write payloads of all connections may use
-	replies  bytePool  // what read data of all connections may use
+	now      func() time.Duration // the monotonic clock of requests
+	payloads bytePool             // what write payloads of all connections may use
+	replies  bytePool             // what read data of all connections may use
 	pools    pools
 	requests sync.Pool // of *request
 	noise    *rate.Limiter
@@ -99,9 +99,10 @@ func New(c Config) (*Server, error) {
 	if err := c.defaults(); err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	s := &Server{
 		Config:    c,
-		start:     time.Now(),
+		now:       func() time.Duration { return time.Since(start) },
 		payloads:  bytePool{free: c.ServerBytes / 2},
 		replies:   bytePool{free: c.ServerBytes / 2},
 		requests:  sync.Pool{New: func() any { return new(request) }},
@@ -112,9 +113,6 @@ func New(c Config) (*Server, error) {
 	}
 	return s, nil
 }
-
-// now is the monotonic clock of requests.
-func (s *Server) now() time.Duration { return time.Since(s.start) }
 
 // Serve accepts connections (TCP or UNIX) until ctx ends or Shutdown is called
 // and returns nil then; connections live on until Shutdown. It closes ln. Any

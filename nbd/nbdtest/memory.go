@@ -65,7 +65,7 @@ func (m *Memory) Streams() int {
 	return len(m.opened)
 }
 
-// Release executes what is held.
+// Release executes what is held and returns when that is done.
 func (m *Memory) Release() {
 	m.mu.RLock()
 	all := make([]*device, 0, len(m.opened))
@@ -155,7 +155,8 @@ func (m *Memory) Allocated() int64 {
 type device struct {
 	m       *Memory
 	s       block.Stream
-	running sync.WaitGroup
+	running sync.WaitGroup // Async batches
+	busy    sync.Mutex     // what was held is being executed
 
 	mu   sync.Mutex
 	held []*block.Request
@@ -234,8 +235,9 @@ func (d *device) take() []*block.Request {
 }
 
 func (d *device) release() {
-	held := d.take()
-	d.running.Go(func() { d.run(held) })
+	d.busy.Lock()
+	defer d.busy.Unlock()
+	d.run(d.take())
 }
 
 // Status implements block.Device.
@@ -267,6 +269,8 @@ func (d *device) Disconnect() {
 		r.Err = fmt.Errorf("dropped: %w", block.ErrShutdown)
 		d.s.Complete(r)
 	}
+	d.busy.Lock()   // wait for a Release under way
+	d.busy.Unlock() //nolint:staticcheck // nothing to do in between
 	d.running.Wait()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
