@@ -1,11 +1,25 @@
 package image
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/fault"
 	"github.com/gabion-storage/gabion/server/vfs"
+)
+
+const (
+	volumesDir    = "volumes"
+	quarantineDir = "quarantine"
+	unfinished    = ".new-" // + volume: an image being made
+	probeFile     = ".probe"
 )
 
 // Mode is how a disk's images are read and written.
@@ -17,13 +31,8 @@ const (
 	Buffered             // through the page cache
 )
 
-// Identity is what gabion.json says of a disk.
-type Identity struct {
-	Disk     block.DiskID
-	Cluster  block.ClusterID
-	Format   int
-	Geometry block.Geometry
-}
+// String is the mode's name in flags and logs.
+func (m Mode) String() string { return [...]string{"auto", "direct", "buffered"}[m] }
 
 // Config is what Open needs.
 type Config struct {
@@ -32,87 +41,488 @@ type Config struct {
 	Geometry     block.Geometry  // refused if the disk was made with another
 	Mode         Mode
 	Reserve      int64      // bytes of the file system that volumes never use, ≥ 0
-	InstanceFile string     // path in the server's state directory, one per disk
+	InstanceFile string     // path in the server's state directory, one per disk; empty: every open is a new instance
 	Boot         block.UUID // the kernel's boot id
 	Process      block.UUID // drawn at this process's start
 	Log          *slog.Logger
-	Fault        *fault.Set
+	Fault        *fault.Set // nil: none
 }
 
-// Usage is a disk's space in bytes, both less the reserve.
-type Usage struct{ Capacity, Available int64 }
+// Counters are totals since Open.
+type Counters struct {
+	Syncs        uint64 // of image files
+	RecordSyncs  uint64 // of index files
+	ReadErrors   uint64
+	TrimsWritten uint64 // trims that wrote zeros because the file system cannot make holes
+}
 
 // Disk is one open instance of one disk. Safe for concurrent use. When an I/O
 // error ends the instance, Failed is closed and everything returns ErrIO; the
 // owner closes it and opens the disk anew, as another incarnation.
-type Disk struct{}
+type Disk struct {
+	fs       vfs.FS
+	path     string
+	identity Identity
+	name     string // the disk's id as text
+	raw      []byte // gabion.json as it was read
+	mode     Mode
+	reflink  bool
+	boot     block.UUID
+	process  block.UUID
+	log      *slog.Logger
+	fault    *fault.Set
+	space    space
+	buffers  *buffers
+
+	dir, volumes, quarantine vfs.Dir
+	where                    vfs.Identity // of dir
+	inode                    uint64       // of gabion.json
+
+	instance *instance
+	failOnce sync.Once
+	dead     atomic.Bool   // set after err
+	err      error         // what ended the instance; written once, before dead
+	failed   chan struct{} // closed after dead is set
+
+	syncs, recordSyncs, readErrors, trimsWritten atomic.Uint64
+
+	// gate is held shared by operations on the disk, exclusively by Close.
+	gate   sync.RWMutex
+	closed bool // guarded by gate
+
+	mu      sync.Mutex
+	holders map[block.VolumeID]*holder
+}
+
+// holder is the place of one volume on the disk. Its lock is held while the
+// volume's directory is made, opened, checked or moved away.
+type holder struct {
+	mu     sync.Mutex
+	exists atomic.Bool // the directory is there; changed with mu held
+	img    *Image      // nil: not open
+}
 
 // Probe reads gabion.json under path and nothing else. ErrNotFound: there is
 // none (a blank directory, or a mount that is missing). ErrFormat: newer or
 // foreign. ErrCorrupt: damaged.
-func Probe(fs vfs.FS, path string) (Identity, error) { return Identity{}, block.ErrUnsupported }
+func Probe(fs vfs.FS, path string) (Identity, error) {
+	dir, err := fs.OpenDir(path)
+	if err != nil {
+		return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+	}
+	defer dir.Close()
+	id, _, err := readIdentity(dir, path)
+	return id, err
+}
 
 // Init makes a blank directory a disk of the cluster, durably, and returns its
 // new identity. ErrExists: it is a disk already. ErrPrecondition: it is not
 // blank; names what was found (lost+found does not count).
 func Init(fs vfs.FS, path string, cluster block.ClusterID, g block.Geometry) (Identity, error) {
-	return Identity{}, block.ErrUnsupported
+	if err := g.Validate(); err != nil {
+		return Identity{}, err
+	}
+	dir, err := fs.OpenDir(path)
+	if err != nil {
+		return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+	}
+	defer dir.Close()
+	if err := dir.Lock(); err != nil {
+		return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+	}
+	if err := checkBlank(dir, path); err != nil {
+		return Identity{}, err
+	}
+	for _, name := range []string{volumesDir, quarantineDir} {
+		if err := dir.Mkdir(name); err != nil && !errors.Is(err, block.ErrExists) {
+			return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+		}
+	}
+	if err := dir.Sync(); err != nil {
+		return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+	}
+	id := Identity{Disk: block.DiskID{UUID: block.NewUUID()}, Cluster: cluster, Format: jsonFormat, Geometry: g}
+	if err := vfs.Replace(dir, diskFile, id.encode()); err != nil {
+		return Identity{}, fmt.Errorf("disk %s: %w", path, err)
+	}
+	return id, nil
+}
+
+// checkBlank accepts an empty directory, and what an interrupted Init leaves.
+func checkBlank(dir vfs.Dir, path string) error {
+	list, err := dir.ReadDir()
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", path, err)
+	}
+	for _, e := range list {
+		switch e.Name {
+		case diskFile:
+			return fmt.Errorf("disk %s: %w: it is a disk already", path, block.ErrExists)
+		case "lost+found", diskFile + vfs.NewSuffix:
+			continue
+		case volumesDir, quarantineDir:
+			if sub, err := dir.OpenDir(e.Name); err == nil {
+				inside, err := sub.ReadDir()
+				_ = sub.Close()
+				if err == nil && len(inside) == 0 {
+					continue
+				}
+			}
+		}
+		return fmt.Errorf("disk %s: %w: the directory is not empty, it has %.80q; empty it or name another",
+			path, block.ErrPrecondition, e.Name)
+	}
+	return nil
 }
 
 // Open opens a disk exclusively. ErrInUse: another process has it.
 // ErrPrecondition: another cluster or geometry. ErrFormat, ErrNotFound,
 // ErrCorrupt as Probe. Images are opened lazily.
-func Open(fs vfs.FS, c Config) (*Disk, error) { return nil, block.ErrUnsupported }
+func Open(fs vfs.FS, c Config) (*Disk, error) {
+	d := &Disk{
+		fs: fs, path: c.Path, mode: c.Mode, boot: c.Boot, process: c.Process, log: c.Log, fault: c.Fault,
+		failed: make(chan struct{}), holders: map[block.VolumeID]*holder{}, buffers: newBuffers(),
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	if d.mode == Auto {
+		d.mode = Buffered
+	}
+	if err := d.open(c); err != nil {
+		d.closeDirs()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Disk) open(c Config) (err error) {
+	if d.dir, err = d.fs.OpenDir(d.path); err != nil {
+		return fmt.Errorf("disk %s: %w", d.path, err)
+	}
+	if err := d.identify(c); err != nil {
+		return err
+	}
+	if err := d.fault.Hit("disk.open", d.name); err != nil {
+		return fmt.Errorf("open disk %s: %w", d.name, err)
+	}
+	if d.volumes, err = d.dir.OpenDir(volumesDir); err != nil {
+		return fmt.Errorf("disk %s: %w: %w", d.name, block.ErrCorrupt, err)
+	}
+	if err := d.dir.Mkdir(quarantineDir); err != nil && !errors.Is(err, block.ErrExists) {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	if d.quarantine, err = d.dir.OpenDir(quarantineDir); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	// A process that was killed may have left names that it had not synced.
+	if err := errors.Join(d.dir.Sync(), d.volumes.Sync(), d.quarantine.Sync()); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	if err := d.list(); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	if err := d.probe(); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	d.space.dir, d.space.reserve = d.dir, max(0, c.Reserve)
+	if _, err := d.space.refresh(); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	d.instance, err = openInstance(d.fs, c.InstanceFile, d.identity.Disk, c.Boot, d.where)
+	return err
+}
+
+// identify takes the lock and proves that this is the disk that is meant.
+func (d *Disk) identify(c Config) (err error) {
+	before, _, err := readIdentity(d.dir, d.path)
+	if err != nil {
+		return err
+	}
+	if err := d.dir.Lock(); err != nil {
+		return fmt.Errorf("disk %s at %s: %w", before.Disk, d.path, err)
+	}
+	// Again, now that nobody else can be making it.
+	if d.identity, d.raw, err = readIdentity(d.dir, d.path); err != nil {
+		return err
+	}
+	d.name = d.identity.Disk.String()
+	if d.identity.Cluster != c.Cluster {
+		return fmt.Errorf("disk %s at %s: %w: it belongs to cluster %s, this server to %s",
+			d.name, d.path, block.ErrPrecondition, d.identity.Cluster, c.Cluster)
+	}
+	if d.identity.Geometry != c.Geometry {
+		return fmt.Errorf("disk %s at %s: %w: it was made for extents of %d bytes, the cluster has %d",
+			d.name, d.path, block.ErrPrecondition, d.identity.Geometry.ExtentSize, c.Geometry.ExtentSize)
+	}
+	if d.where, err = d.dir.Identity(); err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	info, err := d.dir.Stat(diskFile)
+	if err != nil {
+		return fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	d.inode = info.Inode
+	return nil
+}
+
+// list finds the volumes and removes what an interrupted creation left.
+func (d *Disk) list() error {
+	entries, err := d.volumes.ReadDir()
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if id, err := block.ParseUUID(e.Name); err == nil && e.Dir {
+			h := new(holder)
+			h.exists.Store(true)
+			d.holders[block.VolumeID{UUID: id}] = h
+		} else if strings.HasPrefix(e.Name, unfinished) && e.Dir {
+			if err := removeDir(d.volumes, e.Name); err != nil {
+				return err
+			}
+		} else {
+			d.log.Warn("unknown file among the volumes is left alone", "disk_id", d.name, "name", e.Name)
+		}
+	}
+	return nil
+}
+
+// probe finds out what the file system can do.
+func (d *Disk) probe() error {
+	f, err := d.dir.Open(diskFile, vfs.ReadOnly)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if d.mode == Direct {
+		direct, err := d.dir.Open(diskFile, vfs.ReadOnly|vfs.Direct)
+		if err != nil {
+			return fmt.Errorf("%w; use buffered mode on this file system", err)
+		}
+		_ = direct.Close()
+	}
+	clone, err := d.dir.Open(probeFile, vfs.Create)
+	if err != nil {
+		return nil //nolint:nilerr // full or read-only: no clones now; what matters fails by itself later
+	}
+	d.reflink = clone.CloneFrom(f) == nil
+	_ = clone.Close()
+	return d.dir.Unlink(probeFile)
+}
 
 // ID is the disk's identity.
-func (d *Disk) ID() block.DiskID { return block.DiskID{} }
+func (d *Disk) ID() block.DiskID { return d.identity.Disk }
 
 // Incarnation says which life of the disk this is; constant while open.
-func (d *Disk) Incarnation() block.Incarnation { return block.Incarnation{} }
+func (d *Disk) Incarnation() block.Incarnation {
+	return block.Incarnation{Boot: d.boot, Process: d.process, Instance: d.instance.uuid}
+}
 
 // Mode is Direct or Buffered, never Auto.
-func (d *Disk) Mode() Mode { return Buffered }
+func (d *Disk) Mode() Mode { return d.mode }
 
 // Reflink reports whether the file system clones files (snapshots need it).
-func (d *Disk) Reflink() bool { return false }
+func (d *Disk) Reflink() bool { return d.reflink }
 
 // Usage asks the file system.
-func (d *Disk) Usage() (Usage, error) { return Usage{}, block.ErrUnsupported }
+func (d *Disk) Usage() (Usage, error) {
+	if err := d.enter(); err != nil {
+		return Usage{}, err
+	}
+	defer d.leave()
+	u, err := d.space.usage()
+	if err != nil {
+		return u, fmt.Errorf("disk %s: %w", d.name, err)
+	}
+	return u, nil
+}
+
+// Counters are the disk's totals.
+func (d *Disk) Counters() Counters {
+	return Counters{
+		Syncs: d.syncs.Load(), RecordSyncs: d.recordSyncs.Load(),
+		ReadErrors: d.readErrors.Load(), TrimsWritten: d.trimsWritten.Load(),
+	}
+}
 
 // Failed is closed when the instance has ended; Err then says why.
-func (d *Disk) Failed() <-chan struct{} { return nil }
+func (d *Disk) Failed() <-chan struct{} { return d.failed }
 
 // Err is nil while the instance lives, else what ended it, wrapping ErrIO.
-func (d *Disk) Err() error { return nil }
+func (d *Disk) Err() error {
+	if !d.dead.Load() {
+		return nil
+	}
+	return d.err
+}
+
+// errSync marks a failed sync, after which even ErrNoSpace means lost data.
+var errSync = errors.New("sync failed")
+
+// judge is what becomes of a failed write or sync: lack of space passes (each
+// block is old or new), everything else ends the instance.
+func (d *Disk) judge(err error) error {
+	if errors.Is(err, block.ErrNoSpace) && !errors.Is(err, errSync) {
+		_, _ = d.space.refresh() // the estimate was too high
+		return err
+	}
+	return d.fail(err)
+}
+
+// judgeIO is judge for operations that can be refused for other reasons than the device's.
+func (d *Disk) judgeIO(err error) error {
+	if errors.Is(err, block.ErrIO) {
+		return d.judge(err)
+	}
+	return err
+}
+
+// fail ends the instance. The proof of continuity goes first: nobody hears of
+// an error that a restart could forget.
+func (d *Disk) fail(cause error) error {
+	d.failOnce.Do(func() {
+		if err := d.instance.end(); err != nil {
+			d.log.Error("the instance file could not be removed; remove it before this server is restarted",
+				"disk_id", d.name, "err", err)
+		}
+		d.err = fmt.Errorf("disk %s: %w: its open instance has ended: %w", d.name, block.ErrIO, cause)
+		d.dead.Store(true)
+		close(d.failed)
+		d.log.Error("disk failed; its volumes leave until it is opened anew", "disk_id", d.name, "err", cause)
+	})
+	return d.Err()
+}
+
+// doubt remembers a read error: the instance goes on, but no successor may
+// claim that nothing was lost.
+func (d *Disk) doubt(cause error) {
+	if d.readErrors.Add(1) == 1 {
+		d.log.Error("a read failed; after a restart this disk counts as rebooted", "disk_id", d.name, "err", cause)
+	}
+	if err := d.instance.end(); err != nil {
+		d.log.Error("the instance file could not be removed; remove it before this server is restarted",
+			"disk_id", d.name, "err", err)
+	}
+}
 
 // Check compares what lies at the path now with what was opened (a lost
 // mount, a replaced directory, unlinked files) and ends the instance if it is
-// not the same. The owner calls it every few seconds.
-func (d *Disk) Check() error { return block.ErrUnsupported }
+// not the same. The owner calls it every few seconds. An error that only says
+// that it could not look (too many open files) ends nothing.
+func (d *Disk) Check() error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	err := d.compare()
+	if err == nil || errors.Is(err, block.ErrUnavailable) {
+		return err
+	}
+	return d.fail(err)
+}
 
-// Images lists the volumes that have a directory here, sorted.
-func (d *Disk) Images() []block.VolumeID { return nil }
+func (d *Disk) compare() error {
+	dir, err := d.fs.OpenDir(d.path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	where, err := dir.Identity()
+	if err != nil {
+		return err
+	}
+	if where != d.where {
+		return fmt.Errorf("%s leads to another directory or mount than when it was opened", d.path)
+	}
+	info, err := dir.Stat(diskFile)
+	if err != nil {
+		return err
+	}
+	raw, err := vfs.ReadFile(dir, diskFile, jsonLimit)
+	if err != nil {
+		return err
+	}
+	if info.Inode != d.inode || !slices.Equal(raw, d.raw) {
+		return fmt.Errorf("%s was replaced", diskFile)
+	}
+	for _, h := range d.all() {
+		if err := h.compare(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-// Quarantined lists the volumes that have something in quarantine, sorted.
-func (d *Disk) Quarantined() []block.VolumeID { return nil }
+// compare checks that an open image's files are still the ones under their names.
+func (h *holder) compare() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.img == nil {
+		return nil
+	}
+	dir, err := h.img.disk.volumes.OpenDir(h.img.name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return errors.Join(
+		sameFile(dir, imageFile, h.img.img),
+		sameFile(dir, indexFile, h.img.index.file),
+	)
+}
 
-// Image opens a volume's image, once; later calls return the same.
-// ErrNotFound: none here. ErrCorrupt, ErrFormat: it cannot be opened.
-func (d *Disk) Image(id block.VolumeID) (*Image, error) { return nil, block.ErrUnsupported }
+func sameFile(dir vfs.Dir, name string, f vfs.File) error {
+	opened, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	named, err := dir.Stat(name)
+	if err == nil && named.Inode != opened.Inode {
+		err = fmt.Errorf("%s was replaced", name)
+	}
+	return err
+}
 
-// CreateImage makes an empty image durable (no extent born, generation 0) and
-// opens it. An image that exists is returned as it is.
-func (d *Disk) CreateImage(desc Description) (*Image, error) { return nil, block.ErrUnsupported }
-
-// Quarantine closes an image, waiting for what runs on it, and moves its files
-// durably to quarantine/. ErrNotFound: none here.
-func (d *Disk) Quarantine(id block.VolumeID, reason string) error { return block.ErrUnsupported }
-
-// Purge deletes everything of a volume that is in quarantine; nothing there is
-// a success. The caller holds the proof that nobody needs it.
-func (d *Disk) Purge(id block.VolumeID) error { return block.ErrUnsupported }
+// all is every holder, by volume.
+func (d *Disk) all() []*holder {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := make([]*holder, 0, len(d.holders))
+	for _, id := range slices.SortedFunc(maps.Keys(d.holders), compareVolumes) {
+		list = append(list, d.holders[id])
+	}
+	return list
+}
 
 // Close ends the use of the disk: waits for running operations, syncs, closes
 // all images, gives up the lock. The incarnation's instance lives on for a
 // successor in the same boot, unless an error ended it.
-func (d *Disk) Close() error { return block.ErrUnsupported }
+func (d *Disk) Close() error {
+	d.gate.Lock()
+	defer d.gate.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var errs []error
+	for _, h := range d.all() {
+		if h.img != nil {
+			errs = append(errs, h.img.close())
+			h.img = nil
+		}
+	}
+	d.closeDirs()
+	return errors.Join(errs...)
+}
+
+func (d *Disk) closeDirs() {
+	for _, dir := range []vfs.Dir{d.quarantine, d.volumes, d.dir} { // the lock goes last
+		if dir != nil {
+			_ = dir.Close()
+		}
+	}
+	if d.instance != nil {
+		d.instance.close()
+	}
+}

@@ -130,6 +130,10 @@ func (f *osFile) Truncate(size int64) error {
 	return wrap("truncate", f.name, retry(func() error { return unix.Ftruncate(f.fd, size) }))
 }
 
+func (f *osFile) Evict() error {
+	return wrap("evict", f.name, retry(func() error { return unix.Fadvise(f.fd, 0, 0, unix.FADV_DONTNEED) }))
+}
+
 func (f *osFile) SeekData(off int64) (int64, error) { return f.seek(off, unix.SEEK_DATA) }
 func (f *osFile) SeekHole(off int64) (int64, error) { return f.seek(off, unix.SEEK_HOLE) }
 

@@ -85,6 +85,9 @@ type File interface {
 	// ZeroRange makes a range read as zeros and keeps or makes it allocated; ErrUnsupported where only writing zeros does.
 	ZeroRange(off, length int64) error
 	Truncate(size int64) error
+	// Evict drops cached content that is not waiting to be written, so that what is read next is what the
+	// device holds: after a failed sync the two may differ. As far as the system can.
+	Evict() error
 	// SeekData is the first offset ≥ off with data, io.EOF if there is none; SeekHole the first in a hole: the file's end is one.
 	SeekData(off int64) (int64, error)
 	SeekHole(off int64) (int64, error)
