@@ -75,6 +75,9 @@ func (s *Set) Arm(r Rule) error {
 
 // Clear ends all rules of a point, or all rules if point is empty, and lets go who is held.
 func (s *Set) Clear(point string) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rules = slices.DeleteFunc(s.rules, func(a *armed) bool {
