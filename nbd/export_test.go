@@ -3,6 +3,7 @@ package nbd
 import (
 	"net"
 	"time"
+	"unsafe"
 )
 
 // SetClock replaces the monotonic clock of requests before the server serves.
@@ -17,8 +18,10 @@ func Prepare(nc net.Conn) error {
 // Errnos is the errno that the table has for each sentinel.
 func Errnos() map[error]uint32 {
 	all := map[error]uint32{}
-	for _, o := range outcomes() {
+	for _, o := range outcomes {
 		all[o.err] = o.errno
 	}
 	return all
 }
+
+func addr(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 	"time"
 
@@ -16,9 +17,14 @@ import (
 
 func init() { helpers["server"] = helperServer }
 
-// helperServer serves volume "v" on the UNIX socket $NBD_TEST_SOCKET until its standard input ends.
+// helperServer serves volume "v" on the UNIX socket $NBD_TEST_SOCKET until its standard input ends, within
+// $NBD_TEST_BYTES.
 func helperServer() {
-	s, err := nbd.New(nbd.Config{Exports: &nbdtest.Exports{Volumes: map[string]*nbdtest.Memory{"v": nbdtest.NewMemory(1 << 30)}}})
+	bytes, _ := strconv.ParseInt(os.Getenv("NBD_TEST_BYTES"), 10, 64)
+	s, err := nbd.New(nbd.Config{
+		Exports:     &nbdtest.Exports{Volumes: map[string]*nbdtest.Memory{"v": nbdtest.NewMemory(1 << 30)}},
+		ServerBytes: bytes, ConnectionBytes: bytes,
+	})
 	if err != nil {
 		panic(err)
 	}
