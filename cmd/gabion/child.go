@@ -20,23 +20,42 @@ import (
 // child is a server process that the tour starts, kills and starts again.
 type child struct {
 	dir   string
-	ports [5]int // metadata, raft, replica, nbd, http
-	keep  bool   // outlives its parent
+	ports []int // see portNames
+	keep  bool  // outlives its parent
 	cmd   *exec.Cmd
 	ended chan error
 }
 
 func newChild(dir string, keep bool) (*child, error) {
 	c := &child{dir: dir, keep: keep}
-	for i := range c.ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // only after the last: no two are the same
-		c.ports[i] = l.Addr().(*net.TCPAddr).Port
+	var err error
+	if c.ports, err = freePorts(len(portNames)); err != nil {
+		return nil, err
 	}
 	return c, os.MkdirAll(c.disk(), 0o700)
+}
+
+// freePorts finds n ports of loopback that nobody listens on now.
+func freePorts(n int) (ports []int, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("%w: a free port: %w", block.ErrUnavailable, err)
+		}
+		defer l.Close() // after the last: no two are the same
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+var portNames = [...]string{"metadata", "raft", "replica", "nbd", "http"}
+
+// portFlags are the flags of a server for ports in the order of portNames.
+func portFlags(ports []int) (flags []string) {
+	for i, name := range portNames {
+		flags = append(flags, fmt.Sprintf("--%s-port=%d", name, ports[i]))
+	}
+	return flags
 }
 
 func (c *child) disk() string     { return filepath.Join(c.dir, "disk") }
@@ -44,12 +63,10 @@ func (c *child) logFile() string  { return filepath.Join(c.dir, "server.log") }
 func (c *child) metadata() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.ports[0])) }
 
 func (c *child) args() []string {
-	args := []string{"server", "--node", "demo", "--rack", "demo", "--data", filepath.Join(c.dir, "data"), "--disk", c.disk(),
-		"--bootstrap", "--default-replicas", "1", "--nbd-socket", filepath.Join(c.dir, "nbd.sock")}
-	for i, flag := range []string{"--metadata-port", "--raft-port", "--replica-port", "--nbd-port", "--http-port"} {
-		args = append(args, flag, strconv.Itoa(c.ports[i]))
-	}
-	return args
+	return append([]string{
+		"server", "--node", "demo", "--rack", "demo", "--data", filepath.Join(c.dir, "data"), "--disk", c.disk(),
+		"--bootstrap", "--default-replicas", "1", "--nbd-socket", filepath.Join(c.dir, "nbd.sock"),
+	}, portFlags(c.ports)...)
 }
 
 // start returns when the server is ready.
@@ -121,6 +138,9 @@ func (c *child) kill() error {
 	err := c.cmd.Process.Kill()
 	<-c.ended
 	c.cmd = nil
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
 	return err
 }
 

@@ -337,7 +337,7 @@ func (t *tour) detach(ctx context.Context) (string, error) {
 }
 
 func (t *tour) remove(ctx context.Context) (string, error) {
-	return "", t.ask(ctx, func(ctx context.Context, c *client.Client) error {
+	return "its space is free again", t.ask(ctx, func(ctx context.Context, c *client.Client) error {
 		_, err := c.DeleteVolume(ctx, &metapb.DeleteVolumeRequest{Volume: &metapb.VolumeRef{Id: t.volume.GetId()}})
 		return err
 	})

@@ -189,24 +189,22 @@ func (s *server) startService(ctx context.Context) (err error) {
 	if s.client, err = client.Dial([]string{own.String()}); err != nil {
 		return errors.Join(err, s.stopService(ctx))
 	}
-	status, err := s.awaitCluster(ctx)
-	if err != nil {
+	if err := s.awaitCluster(ctx); err != nil {
 		return errors.Join(err, s.stopService(ctx))
 	}
-	s.geometry = block.Geometry{ExtentSize: status.GetExtentSize()}
+	s.geometry = s.machine.View().Geometry()
 	return nil
 }
 
 // awaitCluster returns when the metadata service has a leader and the cluster its parameters.
-func (s *server) awaitCluster(ctx context.Context) (status *metapb.GetStatusResponse, err error) {
+func (s *server) awaitCluster(ctx context.Context) error {
 	s.waitFor("the metadata service has no leader yet")
-	err = retry(ctx, func() (err error) {
+	return retry(ctx, func() error {
 		ctx, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()
-		status, err = s.client.GetStatus(ctx, &metapb.GetStatusRequest{})
+		_, err := s.client.ListNodes(ctx, &metapb.ListNodesRequest{}) // linearizable, and refused before the cluster has its parameters
 		return err
 	})
-	return status, err
 }
 
 func (s *server) stopService(ctx context.Context) error {
