@@ -96,7 +96,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, collect: make(chan struct{}, 1), seats: map[key]*seat{}}
-	known, err := readKnown(cfg.StateDir)
+	known, err := s.readKnown()
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func Open(cfg Config) (*Store, error) {
 			known[sl.path] = sl.id
 		}
 	}
-	if err := writeKnown(cfg.StateDir, known); err != nil {
+	if err := s.writeKnown(known); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -243,18 +243,11 @@ func (s *Store) Reports() []Report {
 			r.Online = true
 			r.Capacity, r.Available = sl.usage.Capacity, max(0, sl.usage.Available)
 			r.Full = r.Available < r.Capacity/100
-			r.Mode, r.Reflink, r.Incarnation = modeName(sl.disk.Mode()), sl.disk.Reflink(), sl.disk.Incarnation()
+			r.Mode, r.Reflink, r.Incarnation = sl.disk.Mode().String(), sl.disk.Reflink(), sl.disk.Incarnation()
 		}
 		out = append(out, r)
 	}
 	return out
-}
-
-func modeName(m image.Mode) string {
-	if m == image.Direct {
-		return "direct"
-	}
-	return "buffered"
 }
 
 // Collect makes the collector look now; call it when a volume was deleted.
