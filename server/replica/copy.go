@@ -153,22 +153,24 @@ func (c *Copy) Reserve(io *block.IO) error {
 // Release gives back the credit of an io that will not be written. It comes after a Reserve that succeeded, so the image is there.
 func (c *Copy) Release(io *block.IO) { c.img.Release(io) }
 
-// TryWrite is Write if that does not block; done false: nothing happened.
+// TryWrite is Write if that does not block. done false and no error: nothing
+// happened and the credit is still held.
 func (c *Copy) TryWrite(io *block.IO) (done bool, err error) {
 	img, err := c.enter(io.Generation)
 	if err != nil {
-		return false, err
+		c.Release(io)
+		return true, err
 	}
 	done, err = img.TryWrite(io)
 	c.seat.exit()
 	return done, c.noteSpace(err)
 }
 
-// Write carries io out and gives its credit back; see image.Image.Write. On
-// ErrStale nothing was done and the credit is still held.
+// Write carries io out and gives its credit back in any case; see image.Image.Write.
 func (c *Copy) Write(io *block.IO) error {
 	img, err := c.enter(io.Generation)
 	if err != nil {
+		c.Release(io)
 		return err
 	}
 	err = img.Write(io)
