@@ -60,7 +60,7 @@ func TestSnapshotRoundTrip(t *testing.T) {
 
 // TestDamagedSnapshots: cut at, and changed in, every byte: an error, never another state.
 func TestDamagedSnapshots(t *testing.T) {
-	s := busy(t, 200)
+	s := busy(t, 60)
 	raw := encoded(t, s.View())
 	for i := range raw {
 		if _, err := Decode(bytes.NewReader(raw[:i])); !errors.Is(err, block.ErrCorrupt) {
@@ -173,7 +173,7 @@ func framed(t testing.TB, records []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString(snapshotMagic)
 	b.Write(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, snapshotFormat), Level))
-	z, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1))
+	z, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1<<16))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,9 +210,8 @@ func (l *limited) Write(p []byte) (int, error) {
 // FuzzDecode feeds bytes as they are, and as records of a frame whose tail is
 // right, so that the fuzzer gets behind the digest.
 func FuzzDecode(f *testing.F) {
-	s := busy(f, 200)
-	raw := encoded(f, s.View())
-	f.Add(raw)
+	s := busy(f, 20) // small, since the fuzzer shrinks what it finds
+	f.Add(encoded(f, s.View()))
 	var records bytes.Buffer
 	e := &encoder{w: &records, digest: sha256.New()}
 	e.state(s.View())
@@ -258,7 +257,7 @@ func countRecords(data []byte) (n uint64) {
 func FuzzApply(f *testing.F) {
 	g := &generator{source: rand.New(rand.NewPCG(1, 2))}
 	s := New()
-	for i := range uint64(300) {
+	for i := range uint64(60) {
 		c := g.command(s.View())
 		raw, err := proto.Marshal(c)
 		if err != nil {
@@ -267,7 +266,7 @@ func FuzzApply(f *testing.F) {
 		f.Add(raw)
 		s.Apply(i+1, c)
 	}
-	base := busy(f, 300)
+	base := busy(f, 60)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c := &metapb.Command{}
 		if proto.Unmarshal(raw, c) != nil {
