@@ -159,7 +159,7 @@ func (c *Core) decide(m Map) {
 	case c.cmd.in(m):
 		c.applied()
 	default:
-		c.refused(fmt.Errorf("%w: superseded at version %d", block.ErrStale, m.Volume.Version))
+		c.superseded()
 	}
 }
 
@@ -195,7 +195,7 @@ func (k *command) in(m Map) bool {
 // applied carries out what the command in c.cmd decided.
 func (c *Core) applied() {
 	k := c.cmd
-	c.cmd = nil
+	c.cmd, c.holdSend = nil, false
 	switch cmd := k.cmd.(type) {
 	case Takeover:
 		c.takenOver(cmd, k.epoch)
@@ -227,8 +227,17 @@ func (c *Core) takenOver(cmd Takeover, epoch block.CacheEpoch) {
 	}
 }
 
-// refused gives up a command that will never be applied. Whatever made it due
-// makes another one due.
+// superseded gives up a command that lost its version to another one. Whatever
+// made it due makes its like due at the new version; births are durable already.
+func (c *Core) superseded() {
+	k := c.cmd
+	c.cmd, c.holdSend = nil, false
+	if _, ok := k.cmd.(CommitRuns); ok {
+		c.births.phase = birthDurable
+	}
+}
+
+// refused gives up a command that the state machine will not have.
 func (c *Core) refused(err error) {
 	k := c.cmd
 	c.cmd = nil

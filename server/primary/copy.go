@@ -39,9 +39,10 @@ type Copy struct {
 	membership Membership
 	runs       int // committed here
 
-	size     int64  // bytes the image surely has
-	problem  string // why it is away; empty if nobody tried yet
-	reported bool   // that it is away
+	size     int64             // bytes the image surely has
+	problem  string            // why it is away; empty if nobody tried yet
+	failed   block.Incarnation // of the life that ended by an I/O error: what it says later is never counted
+	reported bool              // that it is away
 
 	syncing  []*Op // wait for the sync that runs
 	nextSync []*Op // wait for the next one
@@ -146,9 +147,10 @@ func (c *Core) Sealed(cp *Copy, member Member, s Sealed, err error) {
 	case errors.Is(err, block.ErrStale):
 		c.depose(err)
 	case c.over != nil:
+	case err == nil && s.Incarnation == cp.failed:
+		c.unreachable(cp, fmt.Errorf("%w: the open instance that failed still answers", block.ErrIO))
 	case err != nil:
-		cp.held, cp.problem = true, err.Error()
-		c.reportAway(cp)
+		c.unreachable(cp, err)
 	default:
 		cp.state, cp.Member, cp.sealed = copySealed, member, s
 		cp.size, cp.problem = cp.asked, ""
@@ -163,6 +165,12 @@ func (c *Core) Sealed(cp *Copy, member Member, s Sealed, err error) {
 	}
 }
 
+// unreachable leaves a copy away until the next retry.
+func (c *Core) unreachable(cp *Copy, err error) {
+	cp.held, cp.problem = true, err.Error()
+	c.reportAway(cp)
+}
+
 // lose takes a copy out of service until it is sealed and admitted again.
 // Whatever waits for its syncs is examined again, and finds itself blocked.
 func (c *Core) lose(cp *Copy, err error) {
@@ -171,6 +179,9 @@ func (c *Core) lose(cp *Copy, err error) {
 	}
 	cp.state = copyAway
 	cp.life++
+	if errors.Is(err, block.ErrIO) || errors.Is(err, block.ErrCorrupt) {
+		cp.failed = cp.sealed.Incarnation
+	}
 	cp.problem = err.Error()
 	c.reportAway(cp)
 	for len(cp.syncing)+len(cp.nextSync) > 0 {

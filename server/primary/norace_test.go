@@ -1,0 +1,5 @@
+//go:build !race
+
+package primary
+
+const raceEnabled = false
