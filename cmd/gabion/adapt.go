@@ -57,13 +57,9 @@ func (m metadataOf) Propose(ctx context.Context, f primary.Fence, c primary.Comm
 	}}
 	switch c := c.(type) {
 	case primary.Takeover:
-		t := &metapb.Takeover{RaiseCacheEpoch: c.RaiseCacheEpoch}
-		for _, mb := range c.Members {
-			t.Members = append(t.Members, memberTo(mb))
-		}
-		req.Command = &metapb.ProposeRequest_Takeover{Takeover: t}
+		req.Command = &metapb.ProposeRequest_Takeover{Takeover: &metapb.Takeover{Members: membersTo(c.Members), RaiseCacheEpoch: c.RaiseCacheEpoch}}
 	case primary.CommitRuns:
-		req.Command = &metapb.ProposeRequest_CommitRuns{CommitRuns: &metapb.CommitRuns{Runs: runsTo(c.Runs)}}
+		req.Command = &metapb.ProposeRequest_CommitRuns{CommitRuns: &metapb.CommitRuns{Runs: runsTo(c.Runs), Members: membersTo(c.Members)}}
 	case primary.ConfirmSize:
 		req.Command = &metapb.ProposeRequest_ConfirmSize{ConfirmSize: &metapb.ConfirmSize{Size: c.Size}}
 	case primary.ConfirmDetach:
@@ -222,6 +218,14 @@ func memberFrom(m *metapb.Member) (primary.Membership, error) {
 		Disk: block.DiskID{UUID: id}, In: m.State == metapb.Member_IN,
 		Incarnation: inc, Admitted: block.Generation(m.AdmittedGeneration),
 	}, err
+}
+
+func membersTo(members []primary.Membership) []*metapb.Member {
+	out := make([]*metapb.Member, 0, len(members))
+	for _, m := range members {
+		out = append(out, memberTo(m))
+	}
+	return out
 }
 
 func memberTo(m primary.Membership) *metapb.Member {

@@ -150,8 +150,7 @@ func (c *serverConfig) completeAddresses() error {
 		return usagef("--listen %.60q: it is an IP address of this machine, such as 127.0.0.1", c.listen)
 	}
 	if !daemon.IsLoopback(c.listen) && !c.insecure {
-		return fmt.Errorf("%w: --listen %s is reachable from other machines, and this version has neither encryption nor authentication: "+
-			"listen on 127.0.0.1, or accept that with --insecure", block.ErrPrecondition, c.listen)
+		return fmt.Errorf("%w: --listen %s lets other machines in, without encryption or authentication: listen on 127.0.0.1, or accept that with --insecure", block.ErrPrecondition, c.listen)
 	}
 	if c.advertise == "" {
 		c.advertise = c.listen

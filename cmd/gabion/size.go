@@ -23,6 +23,9 @@ func parseSize(s string) (int64, error) {
 	}
 	digits := strings.TrimRight(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz ")
 	name := strings.TrimSpace(s[len(digits):])
+	if digits == "" || len(digits) > 40 || strings.Trim(digits, "0123456789.") != "" {
+		return 0, notSize(s)
+	}
 	unit, known := units[name]
 	if !known {
 		unit, known = units[strings.TrimSuffix(name, "B")]
@@ -30,12 +33,9 @@ func parseSize(s string) (int64, error) {
 	if !known {
 		return 0, badUnit(s, digits, name)
 	}
-	if digits == "" || len(digits) > 40 || strings.Trim(digits, "0123456789.") != "" {
-		return 0, fmt.Errorf("%.40q is not a size: write it as 10GiB, 500M or 4096", s)
-	}
 	r, ok := new(big.Rat).SetString(digits)
 	if !ok {
-		return 0, fmt.Errorf("%.40q is not a size: write it as 10GiB, 500M or 4096", s)
+		return 0, notSize(s)
 	}
 	r.Mul(r, new(big.Rat).SetInt64(unit))
 	n, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
@@ -55,6 +55,10 @@ func parseBytes(s string) (int64, bool) {
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	return n, err == nil
+}
+
+func notSize(s string) error {
+	return fmt.Errorf("%.40q is not a size: write it as 10GiB, 500M or 4096", s)
 }
 
 // badUnit names the unit that was probably meant: 10g, 10gb, 10gib.

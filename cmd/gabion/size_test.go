@@ -46,8 +46,9 @@ func TestParseSize(t *testing.T) {
 		{in: "10gib", err: "write 10GiB"},
 		{in: "500m", err: "write 500MiB"},
 		{in: "1EiB", err: "no unit that is known"},
+		{in: "1EB", err: "no unit that is known"},
 		{in: "1QB", err: "no unit that is known"},
-		{in: "ten", err: "no unit that is known"},
+		{in: "ten", err: "write it as 10GiB"},
 		{in: "1" + strings.Repeat("0", 100) + "G", err: "not a size"},
 	} {
 		got, err := parseSize(c.in)
