@@ -212,9 +212,9 @@ func TestB019ReaderThatStopsReading(t *testing.T) {
 	}
 }
 
-// A client that never takes its replies is closed after ReplyTimeout, and what it held is given back.
+// A client that never takes its replies is closed after StallTimeout, and what it held is given back.
 func TestB019ClientThatNeverReads(t *testing.T) {
-	s := serve(t, func(c *nbd.Config, _ *served) { c.ReplyTimeout = 50 * time.Millisecond })
+	s := serve(t, func(c *nbd.Config, _ *served) { c.StallTimeout = 50 * time.Millisecond })
 	p := s.enter(t, false)
 	defer p.close()
 	for i := range uint64(32) {

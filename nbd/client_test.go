@@ -40,8 +40,9 @@ func exercise(t *testing.T, c *client.Client) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
+	noise := rand.NewChaCha8([32]byte{byte(seed)})
 	model := make([]byte, size)
-	for range 40 {
+	for range 30 {
 		n := 512 << rnd.IntN(15) // to 8 MiB
 		off := rnd.IntN((size-n)/512) * 512
 		switch rnd.IntN(6) {
@@ -55,9 +56,7 @@ func exercise(t *testing.T, c *client.Client) {
 			must(t, c.Flush())
 		default:
 			p := make([]byte, n)
-			for i := range p {
-				p[i] = byte(rnd.Uint32())
-			}
+			_, _ = noise.Read(p)
 			copy(model[off:], p)
 			_, err := c.WriteAt(p, int64(off))
 			must(t, err)

@@ -84,8 +84,8 @@ func newConn(s *Server, nc net.Conn) (*conn, error) {
 		wake:       make(chan struct{}, 1),
 		writerDone: make(chan struct{}),
 		ended:      make(chan struct{}),
-		payloads:   share{pool: &s.payloads, limit: s.ConnectionBytes, reserve: chunkSize},
-		replies:    share{pool: &s.replies, limit: s.ConnectionBytes, reserve: chunkSize},
+		payloads:   share{pool: &s.payloads, limit: s.cfg.ConnectionBytes, reserve: chunkSize},
+		replies:    share{pool: &s.replies, limit: s.cfg.ConnectionBytes, reserve: chunkSize},
 	}
 	c.room.L = &c.mu
 	c.reader.readable = c.readable
@@ -203,7 +203,7 @@ func (c *conn) logEnd() {
 	attrs := []any{"volume_id", c.volume, "remote", c.nc.RemoteAddr().String(), "err", reason}
 	switch {
 	case errors.Is(reason, io.EOF), errors.Is(reason, errDisconnect), errors.Is(reason, errShutdown), errors.Is(reason, errAborted):
-		c.srv.Log.Debug("connection closed", attrs...)
+		c.srv.cfg.Log.Debug("connection closed", attrs...)
 	default:
 		c.srv.noisy(slog.LevelWarn, "connection closed", attrs...)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -65,7 +66,7 @@ func (n *negotiation) deadline(d time.Duration) {
 }
 
 func (n *negotiation) greet() error {
-	n.deadline(n.srv.HandshakeTimeout)
+	n.deadline(n.srv.cfg.HandshakeTimeout)
 	var p []byte
 	p = binary.BigEndian.AppendUint64(p, protocol.NEGOTIATION_MAGIC_OLDSTYLE)
 	p = binary.BigEndian.AppendUint64(p, protocol.NEGOTIATION_MAGIC_OPTION)
@@ -218,6 +219,7 @@ func (n *negotiation) goOrInfo(id uint32, data []byte) (bool, error) {
 		if n.dev != nil || n.why() != nil {
 			return false, err
 		}
+		n.srv.noisy(slog.LevelInfo, "export refused", "volume_id", n.volume, "remote", n.nc.RemoteAddr().String(), "err", err)
 		return false, n.refuseErr(id, err)
 	}
 	n.appendInfo(id, n.info)
@@ -243,7 +245,7 @@ func goData(p []byte) (name []byte, ok bool) {
 func (n *negotiation) lateGoData() (name []byte, ok bool, err error) {
 	n.deadline(lateDataWait)
 	_, err = io.ReadFull(n.peeker(), n.data[:4])
-	n.deadline(n.srv.HandshakeTimeout)
+	n.deadline(n.srv.cfg.HandshakeTimeout)
 	length := binary.BigEndian.Uint32(n.data[:4])
 	switch {
 	case n.why() != nil:
@@ -298,7 +300,7 @@ func (n *negotiation) list(id uint32, data []byte) error {
 	}
 	ctx, cancel := n.callContext()
 	defer cancel()
-	names, err := n.srv.Exports.List(ctx)
+	names, err := n.srv.cfg.Exports.List(ctx)
 	if err != nil {
 		return n.refuseErr(id, err)
 	}
@@ -381,18 +383,19 @@ func (n *negotiation) describe(name string) (block.Info, error) {
 	n.srv.named(n.conn)
 	ctx, cancel := n.callContext()
 	defer cancel()
-	return n.srv.Exports.Describe(ctx, name)
+	return n.srv.cfg.Exports.Describe(ctx, name)
 }
 
 // open asks Exports for the Device. An error with n.dev set means that the connection ended meanwhile.
 func (n *negotiation) open(name string) error {
 	n.srv.named(n.conn)
 	n.volume, _, _ = strings.Cut(name, "/")
-	if err := n.srv.Fault.Hit("nbd.handshake", n.volume); err != nil {
+	n.volume = n.volume[:min(len(n.volume), 64)]
+	if err := n.srv.cfg.Fault.Hit("nbd.handshake", n.volume); err != nil {
 		return err
 	}
 	ctx, cancel := n.callContext()
-	dev, err := n.srv.Exports.Open(ctx, name, n.conn)
+	dev, err := n.srv.cfg.Exports.Open(ctx, name, n.conn)
 	cancel()
 	if err != nil {
 		return err
@@ -424,8 +427,8 @@ func (n *negotiation) begin(p []byte) error {
 // leaves, when the connection is ended, or after OpenTimeout. cancel waits for
 // the watch it started.
 func (n *negotiation) callContext() (context.Context, func()) {
-	ctx, cancel := context.WithTimeout(context.Background(), n.srv.OpenTimeout)
-	n.deadline(n.srv.OpenTimeout + n.srv.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), n.srv.cfg.OpenTimeout)
+	n.deadline(n.srv.cfg.OpenTimeout + n.srv.cfg.HandshakeTimeout)
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
@@ -438,6 +441,6 @@ func (n *negotiation) callContext() (context.Context, func()) {
 		n.deadline(-time.Second)
 		<-watching
 		cancel()
-		n.deadline(n.srv.HandshakeTimeout)
+		n.deadline(n.srv.cfg.HandshakeTimeout)
 	}
 }

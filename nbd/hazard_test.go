@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gabion-storage/gabion/nbd"
+	"github.com/gabion-storage/gabion/nbd/client"
 	"github.com/gabion-storage/gabion/nbd/nbdtest"
 	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
@@ -134,9 +135,7 @@ func TestH02BytesParsedLateByAHeldUpReader(t *testing.T) {
 	if got := content(s.volume, 0); got != 2 {
 		t.Errorf("x=%d, want 2", got)
 	}
-	if !strings.Contains(s.log.String(), "held up") {
-		t.Error("the reason is not in the log")
-	}
+	eventually(t, "the reason in the log", func() bool { return strings.Contains(s.log.String(), "held up") })
 }
 
 // gated is an Exports whose Devices wait in Disconnect until the gate opens.
@@ -330,4 +329,66 @@ func TestH14ParkedWritesHoldUpNobody(t *testing.T) {
 	if r := a.reply(); r.cookie != 1 || r.errno != 0 {
 		t.Errorf("the parked write: %+v", r)
 	}
+}
+
+// H02, a reader that waits for bytes because the client does not take its replies: when it comes back, what lay behind
+// is not executed.
+func TestH02BytesParsedLateForWantOfMemory(t *testing.T) {
+	var now atomic.Int64
+	s := serve(t, func(c *nbd.Config, _ *served) { c.ConnectionBytes = block.MaxPayload })
+	s.SetClock(func() time.Duration { return time.Duration(now.Load()) })
+	p := s.enter(t, false)
+	defer p.close()
+	for i := range uint64(64) { // 64 MiB asked for, 32 MiB may be in flight
+		p.send(wire.Request{Command: 0, Cookie: i, Length: 1 << 20}, nil)
+	}
+	p.write(64, 0, block4k(1))
+	eventually(t, "a full budget", func() bool { return s.Stats().ReplyBytes > 30<<20 })
+	now.Add(int64(2 * time.Second))
+	p.closed()
+	if content(s.volume, 0) != 0 {
+		t.Error("the write behind was executed")
+	}
+}
+
+// A budget smaller than what is asked for slows a client down and nothing else.
+func TestSmallBudgets(t *testing.T) {
+	for _, async := range []bool{false, true} {
+		s := serve(t, func(c *nbd.Config, s *served) {
+			s.volume.Async = async
+			c.ConnectionBytes, c.ServerBytes, c.MaxRequests = block.MaxPayload, 2*block.MaxPayload, 8
+		})
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				c := s.dial(t, client.Config{})
+				defer c.Abort()
+				p := make([]byte, 16<<20)
+				for round := range 4 {
+					copy(p, bytes.Repeat([]byte{byte(i + round)}, 1<<20))
+					if _, err := c.WriteAt(p[:1<<20], int64(i)<<20); err != nil {
+						t.Error(err)
+					}
+					if _, err := c.ReadAt(p, 0); err != nil || p[i<<20] != byte(i+round) {
+						t.Errorf("client %d, round %d: %d, %v", i, round, p[i<<20], err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// A client that stops in the middle of a payload does not hold its memory for ever.
+func TestStalledPayload(t *testing.T) {
+	s := serve(t, func(c *nbd.Config, _ *served) { c.StallTimeout = 50 * time.Millisecond })
+	idle, p := s.enter(t, false), s.enter(t, false)
+	defer idle.close()
+	defer p.close()
+	p.send(wire.Request{Command: 1, Cookie: 1, Length: 32 << 20}, make([]byte, 1<<20))
+	if n := p.closed(); n != 0 {
+		t.Errorf("%d bytes of replies", n)
+	}
+	idle.write(1, 0, block4k(1)) // an idle client may be silent for as long as it likes
+	idle.reply()
 }

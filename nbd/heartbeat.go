@@ -49,15 +49,20 @@ func (s *Server) beats() {
 // which ends every connection that was there: a reader either still sees the
 // old beat or already the new number, never neither.
 func (s *Server) beatOnce() {
-	now := s.BootTime()
-	if gap := now - time.Duration(s.beat.Load()); gap > patience {
-		s.stall.Add(1)
-		s.Log.Warn("the process was stopped; all connections are closed and their clients send again", "length", gap)
-		for _, c := range s.snapshot() {
+	now := s.cfg.BootTime()
+	gap := now - time.Duration(s.beat.Load())
+	if gap <= patience {
+		s.beat.Store(int64(now))
+		return
+	}
+	number := s.stall.Add(1)
+	s.beat.Store(int64(now))
+	s.cfg.Log.Warn("the process was stopped; all connections are closed and their clients send again", "length", gap)
+	for _, c := range s.snapshot() {
+		if c.born < number {
 			c.abort(errStalled)
 		}
 	}
-	s.beat.Store(int64(now))
 }
 
 // stalled reports whether the process was stopped while a connection that was
@@ -65,5 +70,5 @@ func (s *Server) beatOnce() {
 // before what it returned is looked at.
 func (s *Server) stalled(born uint64) bool {
 	beat := time.Duration(s.beat.Load()) // before the stall number, as beatOnce stores it after
-	return s.stall.Load() != born || s.BootTime()-beat > patience
+	return s.stall.Load() != born || s.cfg.BootTime()-beat > patience
 }

@@ -126,19 +126,16 @@ func (c *conn) refusedPayload(r *request, h wire.Request) error {
 	return err
 }
 
-// enterOne counts a request that is not submitted as in flight; its reply is not gathered.
+// enterOne counts a request that is not submitted as in flight; its reply does not wait for flush.
 func (c *conn) enterOne(r *request) error {
 	if err := c.submit(); err != nil { // what came before is not held up by what is refused
 		c.unused(r)
 		return err
 	}
-	if err := c.enter(1); err != nil {
+	if err := c.enter(1, false); err != nil {
 		c.unused(r)
 		return err
 	}
-	c.mu.Lock()
-	c.gathering = false
-	c.mu.Unlock()
 	return nil
 }
 

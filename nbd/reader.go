@@ -43,6 +43,7 @@ type reader struct {
 	dst      []byte // where to; nil: the read buffer
 	n        int
 	err      error
+	limited  bool // the read deadline is set
 }
 
 // transmit serves requests until the connection ends, and says why.
@@ -57,7 +58,7 @@ func (c *conn) transmit() error {
 			if err := c.parse(); err != nil {
 				return err
 			}
-			if len(rd.batch) >= min(maxBatch, c.srv.MaxRequests) || rd.bytes >= maxBatchBytes {
+			if len(rd.batch) >= min(maxBatch, c.srv.cfg.MaxRequests) || rd.bytes >= maxBatchBytes {
 				if err := c.submit(); err != nil {
 					return err
 				}
@@ -90,6 +91,9 @@ func (c *conn) read(p []byte) (int, error) {
 		c.mu.Lock()
 		c.idle = false
 		c.mu.Unlock()
+	}
+	if rd.limited {
+		c.readDeadline(time.Time{})
 	}
 	if why := c.why(); why != nil {
 		return 0, why
@@ -128,11 +132,23 @@ func (c *conn) readable(fd uintptr) bool {
 		case err == unix.EAGAIN:
 			if rd.dst == nil && rd.w == 0 {
 				c.rest()
+			} else if !rd.limited {
+				c.readDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
 			}
 			return false
 		}
 		rd.n, rd.err = max(n, 0), err
 		return true
+	}
+}
+
+// readDeadline bounds how long the rest of a request may take; the zero time ends that.
+func (c *conn) readDeadline(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reader.limited = !t.IsZero()
+	if c.reason == nil {
+		_ = c.nc.SetReadDeadline(t)
 	}
 }
 
@@ -186,10 +202,10 @@ func (c *conn) submit() error {
 	if len(rd.batch) == 0 {
 		return nil
 	}
-	if err := c.srv.Fault.Hit("nbd.parse", c.volume); err != nil {
+	if err := c.srv.cfg.Fault.Hit("nbd.parse", c.volume); err != nil {
 		return err
 	}
-	if err := c.enter(len(rd.batch)); err != nil {
+	if err := c.enter(len(rd.batch), true); err != nil {
 		return err
 	}
 	if c.observer != nil {
@@ -201,12 +217,13 @@ func (c *conn) submit() error {
 	return c.heldUp(c.flush())
 }
 
-// enter counts n requests as in flight, once so many may be, and starts to gather replies.
-func (c *conn) enter(n int) error {
+// enter counts n requests as in flight, once so many may be. With gather, what
+// is finished from now on waits for flush.
+func (c *conn) enter(n int, gather bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.inflight+n > c.srv.MaxRequests {
-		for c.inflight+n > c.srv.MaxRequests && c.reason == nil {
+	if c.inflight+n > c.srv.cfg.MaxRequests {
+		for c.inflight+n > c.srv.cfg.MaxRequests && c.reason == nil {
 			c.room.Wait()
 		}
 		if err := c.tooLate(c.srv.now()); err != nil && c.reason == nil {
@@ -217,7 +234,7 @@ func (c *conn) enter(n int) error {
 		return c.reason
 	}
 	c.inflight += n
-	c.gathering = true
+	c.gathering = gather
 	return nil
 }
 

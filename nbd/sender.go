@@ -55,7 +55,7 @@ func (c *conn) flush() time.Duration {
 	defer c.mu.Unlock()
 	c.gathering = false
 	for round := 0; c.first != nil && !c.sending; round++ {
-		if round == maxRounds || c.srv.Fault != nil { // a delayed reply must not delay the reader
+		if round == maxRounds || c.srv.cfg.Fault != nil { // a delayed reply must not delay the reader
 			c.wakeWriter()
 			break
 		}
@@ -86,7 +86,7 @@ func (c *conn) write() {
 func (c *conn) sendAll() {
 	for {
 		if !c.sender.done() {
-			if c.srv.Fault.Hit("nbd.reply", c.volume) != nil {
+			if c.srv.cfg.Fault.Hit("nbd.reply", c.volume) != nil {
 				c.abort(errFault)
 			}
 			if !c.send(false) {
@@ -105,11 +105,11 @@ func (c *conn) sendAll() {
 	}
 }
 
-// sendWaiting sends the rest, however slowly the client takes it, unless it takes nothing for ReplyTimeout.
+// sendWaiting sends the rest, however slowly the client takes it, unless it takes nothing for StallTimeout.
 func (c *conn) sendWaiting() {
 	defer c.writeDeadline(time.Time{})
 	for {
-		c.writeDeadline(time.Now().Add(c.srv.ReplyTimeout))
+		c.writeDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
 		if c.send(true) {
 			return
 		}

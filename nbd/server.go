@@ -28,7 +28,7 @@ type Config struct {
 
 	HandshakeTimeout time.Duration // of the client's part of a handshake, default 10 s
 	OpenTimeout      time.Duration // of one call of Exports, default 30 s
-	ReplyTimeout     time.Duration // without a byte of waiting replies being taken, default 60 s
+	StallTimeout     time.Duration // without a byte of a waiting reply being taken or of a payload being sent, default 60 s
 
 	ConnectionBytes int64 // in flight per connection and direction, default 128 MiB, at least block.MaxPayload
 	ServerBytes     int64 // in flight of all connections, default 512 MiB, at least 2*block.MaxPayload
@@ -53,7 +53,7 @@ func (c *Config) defaults() error {
 	c.MaxRequests = cmp.Or(c.MaxRequests, 1024)
 	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, 10*time.Second)
 	c.OpenTimeout = cmp.Or(c.OpenTimeout, 30*time.Second)
-	c.ReplyTimeout = cmp.Or(c.ReplyTimeout, 60*time.Second)
+	c.StallTimeout = cmp.Or(c.StallTimeout, 60*time.Second)
 	c.ConnectionBytes = cmp.Or(c.ConnectionBytes, 128<<20)
 	c.ServerBytes = cmp.Or(c.ServerBytes, 512<<20)
 	if c.ConnectionBytes < block.MaxPayload || c.ServerBytes < 2*block.MaxPayload {
@@ -61,7 +61,7 @@ func (c *Config) defaults() error {
 			block.ErrInvalid, block.MaxPayload, 2*block.MaxPayload)
 	}
 	if min(c.MaxConnections, c.MaxHandshakes, c.MaxRequests) < 1 ||
-		min(c.HandshakeTimeout, c.OpenTimeout, c.ReplyTimeout) < 0 {
+		min(c.HandshakeTimeout, c.OpenTimeout, c.StallTimeout) < 0 {
 		return fmt.Errorf("nbd: %w: a limit of Config is negative", block.ErrInvalid)
 	}
 	return nil
@@ -70,7 +70,7 @@ func (c *Config) defaults() error {
 // Server serves exports to any number of connections from any number of
 // listeners. Create it with New, end it with Shutdown. Safe for concurrent use.
 type Server struct {
-	Config
+	cfg      Config
 	now      func() time.Duration // the monotonic clock of requests
 	payloads bytePool             // what write payloads of all connections may use
 	replies  bytePool             // what read data of all connections may use
@@ -101,7 +101,7 @@ func New(c Config) (*Server, error) {
 	}
 	start := time.Now()
 	s := &Server{
-		Config:    c,
+		cfg:       c,
 		now:       func() time.Duration { return time.Since(start) },
 		payloads:  bytePool{free: c.ServerBytes / 2},
 		replies:   bytePool{free: c.ServerBytes / 2},
@@ -134,7 +134,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			return nil
 		case isExhaustion(err):
 			// No descriptor is free. Waiting costs the new client a moment, giving up would cost everybody the server.
-			s.Log.Warn("cannot accept a connection; raise the limit of open files", "err", err)
+			s.cfg.Log.Warn("cannot accept a connection; raise the limit of open files", "err", err)
 			if !pause(ctx, s.stop, time.Second) {
 				return nil
 			}
@@ -166,7 +166,7 @@ func (s *Server) enter(ln net.Listener) bool {
 	s.listeners[ln] = struct{}{}
 	if !s.started {
 		s.started = true
-		s.beat.Store(int64(s.BootTime()))
+		s.beat.Store(int64(s.cfg.BootTime()))
 		s.heartbeat.Go(s.beats)
 	}
 	return true
@@ -196,10 +196,10 @@ func (s *Server) accepted(nc net.Conn) {
 	}
 	var oldest *conn
 	s.mu.Lock()
-	if len(s.halfOpen) >= s.MaxHandshakes || len(s.conns) >= s.MaxConnections && len(s.halfOpen) > 0 {
+	if len(s.halfOpen) >= s.cfg.MaxHandshakes || len(s.conns) >= s.cfg.MaxConnections && len(s.halfOpen) > 0 {
 		oldest, s.halfOpen = s.halfOpen[0], s.halfOpen[1:]
 	}
-	full := s.closing || oldest == nil && len(s.conns) >= s.MaxConnections
+	full := s.closing || oldest == nil && len(s.conns) >= s.cfg.MaxConnections
 	if !full {
 		s.conns[c] = struct{}{}
 		s.halfOpen = append(s.halfOpen, c)
@@ -211,7 +211,7 @@ func (s *Server) accepted(nc net.Conn) {
 	}
 	if full {
 		_ = nc.Close()
-		s.noisy(slog.LevelWarn, "connection refused: as many are open as may be", "limit", s.MaxConnections)
+		s.noisy(slog.LevelWarn, "connection refused: as many are open as may be", "limit", s.cfg.MaxConnections)
 	}
 }
 
@@ -302,8 +302,8 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	st := Stats{Connections: len(s.conns), HalfOpen: len(s.halfOpen)}
 	s.mu.Unlock()
-	st.PayloadBytes = s.payloads.inUse(s.ServerBytes / 2)
-	st.ReplyBytes = s.replies.inUse(s.ServerBytes / 2)
+	st.PayloadBytes = s.payloads.inUse(s.cfg.ServerBytes / 2)
+	st.ReplyBytes = s.replies.inUse(s.cfg.ServerBytes / 2)
 	st.Stalls, st.SilencedLines = s.stall.Load(), s.quiet.Load()
 	return st
 }
@@ -317,7 +317,7 @@ func (p *bytePool) inUse(limit int64) int64 {
 // noisy logs what strangers can cause as often as they like: ten lines at once, one a second.
 func (s *Server) noisy(level slog.Level, msg string, args ...any) {
 	if s.noise.Allow() {
-		s.Log.Log(context.Background(), level, msg, args...)
+		s.cfg.Log.Log(context.Background(), level, msg, args...)
 	} else {
 		s.quiet.Add(1)
 	}

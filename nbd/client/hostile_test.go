@@ -229,7 +229,9 @@ func TestB170HostileReplies(t *testing.T) {
 		{"giant hole", true, func(r wire.Request) []byte {
 			return chunk(1, 2, r.Cookie, be.AppendUint32(be.AppendUint64(nil, 8192), 0xffffffff))
 		}, protocolError},
-		{"giant message", true, func(r wire.Request) []byte { return chunk(1, wire.ChunkError, r.Cookie, []byte{0, 0, 0, 5, 0xff, 0xff}) }, protocolError},
+		{"giant message", true, func(r wire.Request) []byte {
+			return chunk(1, wire.ChunkError, r.Cookie, []byte{0, 0, 0, 5, 0xff, 0xff})
+		}, protocolError},
 		{"error 0", true, func(r wire.Request) []byte { return chunk(1, wire.ChunkError, r.Cookie, make([]byte, 6)) }, protocolError},
 		{"status to a read", true, func(r wire.Request) []byte { return chunk(1, 5, r.Cookie, make([]byte, 12)) }, protocolError},
 		{"nothing", true, func(r wire.Request) []byte { return chunk(1, 0, r.Cookie, nil) }, protocolError},
