@@ -44,8 +44,12 @@ type Core struct {
 	holdSend  bool          // commands wait for that
 	lastWrite time.Duration // Tick at which a new mutation was last seen
 	tickSeq   block.Sequence
-	short     bool   // a request waits for space: reported
-	problem   string // why births fail
+	idle      struct { // since when no request was answered
+		requests int64
+		since    time.Duration
+	}
+	short   bool   // a request waits for space: reported
+	problem string // why births fail
 
 	stats stats
 	out   Output
@@ -56,6 +60,8 @@ const (
 	retryEvery = 500 * time.Millisecond
 	// quietBeforeClear is how long nothing was written before marks are cleared.
 	quietBeforeClear = 30 * time.Second
+	// quietBeforeTrim is how long nothing was asked before memory is given back.
+	quietBeforeTrim = 10 * time.Second
 )
 
 // Output is what a Core wants done. Start and Actions are in order of
@@ -150,6 +156,21 @@ func (c *Core) Tick(now time.Duration) {
 	if now-c.lastWrite >= quietBeforeClear {
 		c.clearMarks()
 	}
+	c.trim()
+}
+
+// trim gives back what a burst left, once nothing was asked for a while, so
+// that an idle volume is small.
+func (c *Core) trim() {
+	requests := c.stats.requests()
+	if requests != c.idle.requests || c.locks.entries > 0 {
+		c.idle.requests, c.idle.since = requests, c.now
+		return
+	}
+	if c.free != nil && c.now-c.idle.since >= quietBeforeTrim {
+		c.free, c.granted, c.out = nil, nil, Output{}
+		c.locks = rangeLock{order: c.locks.order}
+	}
 }
 
 // Changed says that the map may have changed.
@@ -157,7 +178,11 @@ func (c *Core) Changed() { c.reads.want() }
 
 // Learn takes a map that somebody read for another reason.
 func (c *Core) Learn(m Map) {
-	if c.over == nil && m.Generation == c.generation && m.Volume.Version >= c.info.Version {
+	switch {
+	case c.over != nil:
+	case m.Generation > c.generation:
+		c.depose(fmt.Errorf("%w: generation %d was granted", block.ErrStale, m.Generation))
+	case m.Generation == c.generation && m.Volume.Version >= c.info.Version:
 		c.adopt(m)
 	}
 }
@@ -203,7 +228,7 @@ func (c *Core) depose(cause error) {
 	if c.over == nil {
 		c.report("PrimaryDeposed", block.DiskID{}, "generation %d is over: %v", c.generation, cause)
 	}
-	c.end(fmt.Errorf("%w: the volume is served under a newer grant", block.ErrStale))
+	c.end(fmt.Errorf("%w: the volume is served under a newer grant; connect again", block.ErrUnavailable))
 }
 
 // end closes everything that is not in flight. The first reason stays.

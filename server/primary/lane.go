@@ -33,6 +33,11 @@ func newLane(v *volume, cp *Copy) *lane {
 // put hands an IO over. Where writes can never be done in line all of them come this way.
 func (l *lane) put(io *IO) {
 	l.mu.Lock()
+	if l.head > maxLaneWorkers && l.head > len(l.queue)/2 { // a queue that never empties does not grow for ever
+		n := copy(l.queue, l.queue[l.head:])
+		clear(l.queue[n:])
+		l.queue, l.head = l.queue[:n], 0
+	}
 	l.queue = append(l.queue, io)
 	more := l.workers < maxLaneWorkers
 	if more {

@@ -15,12 +15,14 @@ type rangeLock struct {
 	buckets [lockBuckets][]span
 	long    []span // longer than a region
 	order   uint64 // of the last arrival
-	waiting int    // entries with blockers; with none, a release looks at nobody
+	entries int
+	waiting int // entries with blockers; with none, a release looks at nobody
 }
 
 const (
-	lockBuckets     = 64
-	lockRegionShift = 8 // grains to regions: 1 MiB
+	lockBucketBits  = 6
+	lockBuckets     = 1 << lockBucketBits // at most 64: visit keeps a set of them in a word
+	lockRegionShift = 8                   // grains to regions: 1 MiB
 	longBucket      = lockBuckets
 )
 
@@ -93,20 +95,34 @@ func (l *rangeLock) visit(e *lockEntry, f func(*lockEntry, *Op)) {
 	}
 	from, to := e.first>>lockRegionShift-1, e.last>>lockRegionShift
 	if to-from >= lockBuckets-1 {
-		from, to = 0, lockBuckets-1
+		for i := range l.buckets {
+			scan(l.buckets[i])
+		}
+		return
 	}
+	var seen uint64 // regions may share a bucket
 	for region := from; region <= to; region++ {
-		scan(l.buckets[region&(lockBuckets-1)])
+		i := bucketOf(region)
+		if seen&(1<<i) == 0 {
+			seen |= 1 << i
+			scan(l.buckets[i])
+		}
 	}
+}
+
+// bucketOf spreads regions, also those at a power of two apart.
+func bucketOf(region int64) int {
+	return int(uint64(region) * 0x9e3779b97f4a7c15 >> (64 - lockBucketBits))
 }
 
 func (l *rangeLock) insert(op *Op) {
 	e := &op.lock
-	e.bucket = int(e.first >> lockRegionShift & (lockBuckets - 1))
+	e.bucket = bucketOf(e.first >> lockRegionShift)
 	if e.last-e.first >= 1<<lockRegionShift {
 		e.bucket = longBucket
 	}
 	b := l.bucket(e.bucket)
+	l.entries++
 	e.index = len(*b)
 	*b = append(*b, span{e.first, e.last, op})
 }
@@ -120,6 +136,7 @@ func (l *rangeLock) remove(e *lockEntry) {
 	}
 	(*b)[last] = span{}
 	*b = (*b)[:last]
+	l.entries--
 	e.held = false
 }
 

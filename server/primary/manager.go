@@ -116,6 +116,9 @@ func (m *Manager) Open(ctx context.Context, exportName string, s block.Stream) (
 		d.Disconnect()
 		err = fmt.Errorf("%w: volume %s did not answer in time", block.ErrUnavailable, n.volume)
 	}
+	if errors.Is(err, block.ErrNotFound) { // deleted meanwhile
+		return nil, errNoAccess
+	}
 	if err != nil {
 		return nil, err
 	}

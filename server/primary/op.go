@@ -131,6 +131,8 @@ func (c *Core) Submit(cn *Conn, r *block.Request) {
 	switch {
 	case cn.state != connOpen:
 		c.finish(op, errConnClosed)
+	case r.Offset < 0 || r.Length < 0 || r.Offset > c.info.Size-r.Length: // the stream should have refused it
+		c.finish(op, block.ErrInvalid)
 	case cn.readOnly && r.Op.Mutates():
 		c.finish(op, block.ErrReadOnly)
 	case r.Op == block.OpFlush:

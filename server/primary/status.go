@@ -45,6 +45,14 @@ func (s *stats) add(r *block.Request) {
 	s.bytes[r.Op] += r.Length
 }
 
+// requests is how many were answered.
+func (s *stats) requests() (n int64) {
+	for _, k := range s.ops {
+		n += k
+	}
+	return n
+}
+
 // Status is a snapshot.
 func (c *Core) Status() VolumeStatus {
 	s := VolumeStatus{
