@@ -20,7 +20,7 @@ type faults struct {
 func newFaults(o *owner) *faults {
 	f := &faults{owner: o, pause: o.between(300*time.Millisecond, 5*time.Second)}
 	for _, k := range []func(){
-		f.kill, f.powerCut, f.strike, f.hang, f.badSync, f.badWrite, f.badRead, f.fill, f.metadataTrouble, f.metadataDown,
+		f.kill, f.powerCut, f.missing, f.strike, f.hang, f.badSync, f.badWrite, f.badRead, f.fill, f.metadataTrouble, f.metadataDown,
 		f.badConn, f.badConn, f.stopServer, f.newSession, f.grow, f.moveAway,
 	} {
 		if o.chance(45) {
@@ -55,6 +55,14 @@ func (f *faults) startAgain() {
 func (f *faults) kill() {
 	f.server.kill()
 	f.startAgain()
+}
+
+// missing is a disk that is not there for a while after a restart.
+func (f *faults) missing() {
+	d := f.anyDisk()
+	f.kill()
+	d.missing = true
+	f.after(f.between(100*time.Millisecond, 10*time.Second), func() { d.missing = false })
 }
 
 func (f *faults) powerCut() {
@@ -162,7 +170,7 @@ func (f *faults) heal() {
 	f.host.faultIn = 0
 	for _, d := range f.host.disks {
 		d.rules.Clear()
-		d.tears = false
+		d.tears, d.missing = false, false
 		d.roomAgain()
 		for k := range kinds {
 			d.release(k)

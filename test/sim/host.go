@@ -20,6 +20,7 @@ import (
 type host struct {
 	*world
 	boot  block.UUID
+	mode  image.Mode
 	disks []*disk
 	dead  bool // between the fault and its discovery: nothing works any more
 
@@ -32,16 +33,17 @@ type host struct {
 
 // disk is a drive with the store of the running process on it.
 type disk struct {
-	host  *host
-	n     int
-	mem   *vfs.Mem
-	rules vfs.Rules
-	store *replica.Store // nil: no process has it open
-	state string         // the server's state directory for it
-	id    block.DiskID   // known once it was opened
-	ended bool           // its instance ended: a new one is to be opened
-	tears bool           // an error is armed that may cost what was not synced
-	torn  bool           // it happened: what is left is decided at the next open
+	host    *host
+	n       int
+	mem     *vfs.Mem
+	rules   vfs.Rules
+	store   *replica.Store // nil: no process has it open
+	state   string         // the server's state directory for it
+	id      block.DiskID   // known once it was opened
+	ended   bool           // its instance ended: a new one is to be opened
+	missing bool           // it cannot be opened now
+	tears   bool           // an error is armed that may cost what was not synced
+	torn    bool           // it happened: what is left is decided at the next open
 
 	held [kinds][]func() // operations that hang, per kind; nil: none is held
 }
@@ -63,12 +65,13 @@ const (
 const diskPath = "disk"
 
 func newHost(w *world, disks int, state func() string) *host {
-	h := &host{world: w, boot: block.NewUUID()}
+	h := &host{world: w, boot: block.NewUUID(), mode: image.Buffered}
 	for n := range disks {
 		d := &disk{host: h, n: n, mem: vfs.NewMem(), state: state()}
 		if err := errors.Join(d.mem.MkdirAll(diskPath), d.mem.MkdirAll(d.state)); err != nil {
 			w.failf("disk %d: %v", n, err)
 		}
+		d.roomAgain()
 		h.disks = append(h.disks, d)
 	}
 	return h
@@ -96,12 +99,15 @@ func (d *disk) hook(op vfs.Op) error {
 
 // open opens the disk for a process.
 func (d *disk) open(cluster block.ClusterID, g block.Geometry, process block.UUID) error {
+	if d.missing {
+		return fmt.Errorf("%w: disk %d is missing", block.ErrUnavailable, d.n)
+	}
 	if d.torn {
 		d.mem, d.torn = d.mem.Crash(d.host.rand.Uint64()|2), false
 	}
 	s, err := replica.Open(replica.Config{
 		FS: vfs.Inject(d.mem, d.hook), Paths: []string{diskPath}, StateDir: d.state, Cluster: cluster, Geometry: g,
-		Mode: image.Buffered, Boot: d.host.boot, Process: process, Registry: nobody{}, Log: slog.New(slog.DiscardHandler),
+		Mode: d.host.mode, Boot: d.host.boot, Process: process, Registry: nobody{}, Log: slog.New(slog.DiscardHandler),
 		Changed: func(block.DiskID) {}, Space: func() {},
 	})
 	if err != nil {
@@ -244,10 +250,14 @@ func (d *disk) leave(free int64) {
 	d.host.tracef("disk %d: %d bytes are left", d.n, free)
 }
 
-// reserve is what the store takes of the capacity that a disk has when it is opened.
-const reserve = 1 << 30
+const (
+	// diskCapacity is small enough for the store to ask the file system for every credit.
+	diskCapacity = 512 << 20
+	// reserve is what the store takes of that when it opens the disk.
+	reserve = diskCapacity / 50
+)
 
-func (d *disk) roomAgain() { d.mem.SetCapacity(vfs.MemCapacity) }
+func (d *disk) roomAgain() { d.mem.SetCapacity(diskCapacity) }
 
 func (d *disk) space() vfs.Space {
 	dir, err := d.mem.OpenDir(diskPath)

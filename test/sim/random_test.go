@@ -68,7 +68,7 @@ func randomRun(t *testing.T, seed uint64) *sim {
 	r := rand.New(rand.NewPCG(seed, 0x73657475))
 	s := start(t, seed, setup{
 		disks: 1 + r.IntN(3), sockets: 1 + r.IntN(4), size: (1 + r.Int64N(3)) * runSize,
-		writeThrough: r.IntN(5) == 0, errorOnFull: r.IntN(5) == 0,
+		writeThrough: r.IntN(5) == 0, errorOnFull: r.IntN(5) == 0, direct: r.IntN(4) == 0,
 		timeout: 1500*time.Millisecond + time.Duration(r.Int64N(int64(2*time.Second))),
 	})
 	defer func() {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/binary"
+	"errors"
 	"flag"
 	"testing"
 	"testing/cryptotest"
@@ -10,6 +11,8 @@ import (
 	"github.com/gabion-storage/gabion/raft/metadata"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/image"
+	"github.com/gabion-storage/gabion/server/primary"
 	"github.com/gabion-storage/gabion/test/checker"
 )
 
@@ -26,6 +29,7 @@ type setup struct {
 	size         int64 // of the volume, bytes
 	writeThrough bool
 	errorOnFull  bool
+	direct       bool // O_DIRECT disks
 	sockets      int
 	timeout      time.Duration
 }
@@ -61,7 +65,9 @@ func start(t *testing.T, seed uint64, c setup) *sim {
 	w.aloud = *traceFlag
 	s := &sim{world: w, setup: c, cell: newCell(w), epochKnown: 1, switches: &switches{}}
 	s.disks = max(s.disks, 1)
-	s.sockets = max(s.sockets, 4)
+	if s.sockets == 0 {
+		s.sockets = 4
+	}
 	if s.timeout == 0 {
 		s.timeout = 3 * time.Second
 	}
@@ -70,6 +76,9 @@ func start(t *testing.T, seed uint64, c setup) *sim {
 	}
 	cluster := block.ClusterID{UUID: block.NewUUID()}
 	s.host = newHost(w, s.disks, t.TempDir)
+	if s.direct {
+		s.host.mode = image.Direct
+	}
 	s.server = newServer(s.cell, s.host, cluster, geometry)
 	s.server.switches = s.switches
 	s.must("init", &metapb.Command{Kind: &metapb.Command_InitCluster{InitCluster: &metapb.InitCluster{
@@ -77,9 +86,16 @@ func start(t *testing.T, seed uint64, c setup) *sim {
 	}}})
 	s.server.start()
 	s.until("the server is registered", func() bool { return s.cell.state.View().Node(nodeName) != nil })
-	s.id = s.create("data")
-	s.log = checker.New(s.id, grain, s.writeThrough)
-	return s
+	return s.another("data")
+}
+
+// another is the same cell with the eyes on a volume of its own.
+func (s *sim) another(name string) *sim {
+	s.t.Helper()
+	o := *s
+	o.id, o.epochKnown = s.create(name), 1
+	o.log = checker.New(o.id, grain, s.writeThrough)
+	return &o
 }
 
 // must applies a command at once.
@@ -198,31 +214,95 @@ func (s *sim) resize(size int64) error {
 // restart starts a process after the last one ended.
 func (s *sim) restart() { s.server.start() }
 
+// killed and powerCut end the process, or the host, and start it again.
+func (s *sim) killed() {
+	s.server.kill()
+	s.restart()
+}
+
+func (s *sim) powerCut() {
+	s.server.cutPower()
+	s.restart()
+}
+
 // do submits requests and waits until all are answered without an error.
 func (s *sim) do(d *device, calls ...*call) {
 	s.t.Helper()
 	for _, k := range calls {
 		d.submit(k)
 	}
+	s.done(calls...)
+}
+
+// done waits for answers without an error.
+func (s *sim) done(calls ...*call) {
+	s.t.Helper()
 	for _, k := range calls {
-		s.done(k)
+		s.until(k.String()+" is answered", func() bool { return k.done })
+		if k.err != nil {
+			s.failf("%s: %v", k, k.err)
+		}
 	}
 }
 
-// done waits for an answer without an error.
-func (s *sim) done(k *call) {
+// waits lets d pass and makes sure that none of the requests is answered.
+func (s *sim) waits(d time.Duration, calls ...*call) {
 	s.t.Helper()
-	s.until(k.String()+" is answered", func() bool { return k.done })
-	if k.err != nil {
-		s.failf("%s: %v", k, k.err)
+	s.run(d)
+	for _, k := range calls {
+		if k.done {
+			s.failf("%s was answered (%v); it has to wait", k, k.err)
+		}
 	}
 }
 
-// sees waits for a read of a block and says which write it shows; the log has judged it.
-func (s *sim) sees(d *device, off int64) []uint64 {
+// shows reads the block that a write begins with and fails unless it is the one found there, now and for good.
+func (s *sim) shows(d *device, k *call) {
 	s.t.Helper()
-	s.do(d, read(off, grain))
-	return s.log.Allowed(off)
+	s.do(d, read(k.off, grain))
+	if got := s.log.Allowed(k.off); len(got) != 1 || got[0] != k.write.Count() {
+		s.failf("the block at %d shows write %v, not %d", k.off, got, k.write.Count())
+	}
+}
+
+// broken waits until a device was refused for good, for this reason.
+func (s *sim) broken(d *device, reason error) {
+	s.t.Helper()
+	s.until("the device is refused for good", func() bool { return d.broken != nil })
+	if !errors.Is(d.broken, reason) {
+		s.failf("the device was refused with %v, not %v", d.broken, reason)
+	}
+}
+
+// afresh waits until a device is refused for what was lost, and stages its
+// attachment anew until that is served.
+func (s *sim) afresh(d *device) *device {
+	s.t.Helper()
+	if d.broken == nil {
+		d.connect()
+	}
+	s.broken(d, block.ErrCacheLost)
+	for d.broken != nil {
+		s.learn()
+		d.end()
+		d = s.stage(s.view().Attachment(s.id, d.node))
+		s.back(d)
+	}
+	return d
+}
+
+// back waits until a device is served, or refused.
+func (s *sim) back(d *device) {
+	s.t.Helper()
+	s.until("the device is served or refused", func() bool { return d.broken != nil || d.pick(nil) != nil })
+}
+
+// unbroken fails if a device was refused or the cache epoch is not e.
+func (s *sim) unbroken(d *device, e block.CacheEpoch) {
+	s.t.Helper()
+	if d.broken != nil || s.epoch() != e || d.errors > 0 {
+		s.failf("cache epoch %d instead of %d, %d errors, device: %v", s.epoch(), e, d.errors, d.broken)
+	}
 }
 
 // verify reads everything through a device.
@@ -233,4 +313,12 @@ func (s *sim) verify(d *device) {
 	for off := int64(0); off < size; off += chunk {
 		s.do(d, read(off, min(chunk, size-off)))
 	}
+}
+
+// status is what the open volume's core says of itself.
+func (s *sim) status() primary.VolumeStatus {
+	if v := s.server.find(s.id); v != nil && v.core != nil {
+		return v.core.Status()
+	}
+	return primary.VolumeStatus{}
 }

@@ -32,6 +32,9 @@ func (v *volume) opened(m primary.Map, err error) {
 	v.waiting = nil
 	if err != nil {
 		v.volumes = slices.DeleteFunc(v.volumes, func(o *volume) bool { return o == v })
+		if v.early { // somebody has to look at it all the same
+			v.server.changed(v.id)
+		}
 	} else {
 		v.core = primary.NewCore(v.geometry, m)
 		v.tracef("volume: opened in generation %d, cache epoch %d", m.Generation, m.Volume.CacheEpoch)
@@ -200,6 +203,7 @@ func (v *volume) runIO(io *primary.IO) {
 	default:
 		v.call(writes, io.Copy.Disk, func() error {
 			err := io.Member.Write(&io.IO)
+			v.effects++
 			v.tracef("disk: %s [%d, +%d) seq %d: %s", io.Op, io.Offset, io.Length, io.Sequence, outcome(err))
 			return err
 		}, done)

@@ -13,13 +13,14 @@ import (
 // (time, order of scheduling), one source of randomness. Everything happens on
 // the test's goroutine.
 type world struct {
-	t     testing.TB
-	seed  uint64
-	dials int // connections made
-	rand  *rand.Rand
-	now   time.Duration
-	queue events
-	order uint64
+	t       testing.TB
+	seed    uint64
+	dials   int // connections made
+	effects int // writes, trims and zeroes that reached a disk
+	rand    *rand.Rand
+	now     time.Duration
+	queue   events
+	order   uint64
 
 	trace  [traceKept]string // the newest, as a ring
 	traced uint64
