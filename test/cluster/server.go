@@ -270,7 +270,7 @@ func (s *Server) LogPath() string { return filepath.Join(s.Dir, "server.log") }
 // Log is the output so far.
 func (s *Server) Log() string {
 	b, err := os.ReadFile(s.LogPath())
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // it is made by the first start
 		return err.Error()
 	}
 	return string(b)

@@ -175,7 +175,13 @@ func TestSizeFollowsGrowth(t *testing.T) {
 	v := newVolume(t, "64MiB")
 	qemuIO(t, v.Socket, "write -P 7 63M 1M")
 	gabion(t, "volume", "resize", v.name, "--size", "192MiB")
-	if size := strings.TrimSpace(run(t, "nbdinfo", "--size", v.Socket)); size != "201326592" {
+	served := func() string { return strings.TrimSpace(run(t, "nbdinfo", "--size", v.Socket)) }
+	for range 100 { // the primary hears that the growth is confirmed a moment after the caller
+		if served() == "201326592" {
+			break
+		}
+	}
+	if size := served(); size != "201326592" {
 		t.Errorf("size %s after growth to 192 MiB", size)
 	}
 	qemuIO(t, v.Socket, "read -P 7 63M 1M", "read -P 0 64M 128M", "write -P 8 191M 1M", "read -P 8 191M 1M")

@@ -90,18 +90,19 @@ func TestQemuIO(t *testing.T) {
 		name  string
 		flags []string
 		run   []string
+		used  int64 // bytes that the volume occupies then; 0: not looked at
 	}{
-		{"write and read", nil, []string{"write -P 0xaa 0 64k", "write -P 0xbb 64k 1M", "read -P 0xaa 0 64k", "read -P 0xbb 64k 1M", "read -P 0 2M 1M"}},
-		{"FUA", nil, []string{"write -f -P 0xcc 4k 4k", "read -P 0xcc 4k 4k", "flush"}},
-		{"zero keeps space", nil, []string{"write -P 1 0 1M", "write -z 256k 256k", "read -P 1 0 256k", "read -P 0 256k 256k", "read -P 1 512k 512k"}},
-		{"zero unmaps", nil, []string{"write -P 1 0 1M", "write -z -u 0 1M", "read -P 0 0 1M"}},
-		{"zero with FUA", nil, []string{"write -P 1 0 1M", "write -z -f 0 8k", "read -P 0 0 8k", "read -P 1 8k 1016k"}},
-		{"discard", nil, []string{"write -P 1 0 4M", "discard 1M 2M", "read -P 1 0 1M", "read -P 0 1M 2M", "read -P 1 3M 1M"}},
-		{"across extents", nil, []string{"write -P 9 67043328 128k", "read -P 9 67043328 128k", "write -z 67076096 64k", "read -P 0 67076096 64k", "read -P 9 67043328 32k", "read -P 9 67141632 32k"}},
-		{"unaligned", nil, []string{"write -P 3 0 8k", "write -P 4 511 3", "read -P 3 0 511", "read -P 4 511 3", "read -P 3 514 7678"}},
-		{"sectors", []string{"--block-size", "512"}, []string{"write -P 3 0 4k", "write -P 5 512 512", "read -P 3 0 512", "read -P 5 512 512", "read -P 3 1k 3k", "write -z 1k 512", "read -P 0 1k 512"}},
-		{"many at once", nil, []string{"aio_write -P 1 0 64k", "aio_write -P 2 64k 64k", "aio_write -P 3 128k 64k", "aio_flush", "read -P 1 0 64k", "read -P 2 64k 64k", "read -P 3 128k 64k"}},
-		{"last block", nil, []string{"write -P 6 134213632 4k", "read -P 6 134213632 4k"}},
+		{"write and read", nil, []string{"write -P 0xaa 0 64k", "write -P 0xbb 64k 1M", "read -P 0xaa 0 64k", "read -P 0xbb 64k 1M", "read -P 0 2M 1M"}, 0},
+		{"FUA", nil, []string{"write -f -P 0xcc 4k 4k", "read -P 0xcc 4k 4k", "flush"}, 0},
+		{"zero keeps space", nil, []string{"write -P 1 0 1M", "write -z 256k 256k", "read -P 1 0 256k", "read -P 0 256k 256k", "read -P 1 512k 512k"}, 1 << 20},
+		{"zero unmaps", nil, []string{"write -P 1 0 1M", "write -z -u 4k 1020k", "read -P 1 0 4k", "read -P 0 4k 1020k"}, 4096},
+		{"zero with FUA", nil, []string{"write -P 1 0 1M", "write -z -f 0 8k", "read -P 0 0 8k", "read -P 1 8k 1016k"}, 0},
+		{"discard", nil, []string{"write -P 1 0 4M", "discard 1M 2M", "read -P 1 0 1M", "read -P 0 1M 2M", "read -P 1 3M 1M"}, 2 << 20},
+		{"across extents", nil, []string{"write -P 9 67043328 128k", "read -P 9 67043328 128k", "write -z 67076096 64k", "read -P 0 67076096 64k", "read -P 9 67043328 32k", "read -P 9 67141632 32k"}, 0},
+		{"unaligned", nil, []string{"write -P 3 0 8k", "write -P 4 511 3", "read -P 3 0 511", "read -P 4 511 3", "read -P 3 514 7678"}, 0},
+		{"sectors", []string{"--block-size", "512"}, []string{"write -P 3 0 4k", "write -P 5 512 512", "read -P 3 0 512", "read -P 5 512 512", "read -P 3 1k 3k", "write -z 1k 512", "read -P 0 1k 512"}, 0},
+		{"many at once", nil, []string{"aio_write -P 1 0 64k", "aio_write -P 2 64k 64k", "aio_write -P 3 128k 64k", "aio_flush", "read -P 1 0 64k", "read -P 2 64k 64k", "read -P 3 128k 64k"}, 0},
+		{"last block", nil, []string{"write -P 6 134213632 4k", "read -P 6 134213632 4k"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := volume{name: "qemu-io-" + strings.ReplaceAll(c.name, " ", "-")}
@@ -111,6 +112,9 @@ func TestQemuIO(t *testing.T) {
 			t.Cleanup(func() { gabion(t, "detach", v.name) })
 			for _, uri := range []string{v.Socket, v.TCP} {
 				qemuIO(t, uri, c.run...)
+				if n := allocated(t, v.image()); c.used > 0 && (n < c.used-8192 || n > c.used+256<<10) {
+					t.Errorf("the volume occupies %d bytes, want about %d", n, c.used)
+				}
 			}
 		})
 	}
