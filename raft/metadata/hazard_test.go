@@ -423,6 +423,28 @@ func TestRestoredViewsGoSeparateWays(t *testing.T) {
 	}
 }
 
+// TestTryChangesNothing: neither a View nor what grows behind it.
+func TestTryChangesNothing(t *testing.T) {
+	s := prepared(t, "alpha")
+	v := s.View()
+	before := Hash(v)
+	if r := v.Try(create("v2", "beta", 1<<30)); r.Err != nil || len(r.Events) != 1 {
+		t.Fatalf("%+v", r)
+	}
+	s.must(create("v3", "gamma", 1<<30))
+	if r := v.Try(create("v4", "delta", 1<<30)); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	events, _ := s.View().Events(v.Index())
+	if Hash(v) != before || len(events) != 1 || events[0].VolumeName != "gamma" {
+		t.Errorf("events are %v", events)
+	}
+	// B161: what was done already makes no event, so it needs no entry.
+	if r := s.View().Try(create("v5", "alpha", 1<<30)); r.Err != nil || r.Events != nil || r.Value == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestApplyPanicsOnABrokenLog: an index that does not rise is nothing to go on from.
 func TestApplyPanicsOnABrokenLog(t *testing.T) {
 	s := prepared(t)

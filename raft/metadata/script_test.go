@@ -177,7 +177,11 @@ func (s *checked) apply(c *metapb.Command) Result {
 	s.next++
 	before := s.View()
 	hash := Hash(before)
+	tried := before.Try(c)
 	r := s.Apply(s.next, c)
+	if fmt.Sprint(tried.Err, len(tried.Events)) != fmt.Sprint(r.Err, len(r.Events)) {
+		s.t.Fatalf("%v was tried with %v and applied with %v", c, tried.Err, r.Err)
+	}
 	after := s.View()
 	if err := errors.Join(Check(after), CheckTransition(before, after)); err != nil {
 		s.t.Fatalf("after %v: %v", c, err)

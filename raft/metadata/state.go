@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
@@ -42,26 +43,40 @@ type Result struct {
 
 // Apply applies the command of a log entry. index is the entry's and must be
 // above that of every command before; anything else is a broken log and
-// panics. The command belongs to the state from then on.
+// panics.
 func (s *State) Apply(index uint64, c *metapb.Command) Result {
+	next, r := s.View().apply(index, c)
+	s.view.Store(next)
+	return r
+}
+
+// Try says what Apply would, were c the next command, and changes nothing. A
+// caller that has read linearizably may answer with a refusal, or with a
+// success without events (all is done already), and spare the log an entry.
+func (v *View) Try(c *metapb.Command) Result {
+	w := *v
+	w.events.kept, w.numbered = slices.Clip(v.events.kept), slices.Clip(v.numbered) // not ours to append to
+	_, r := w.apply(v.index+1, c)
+	return r
+}
+
+// apply returns the View after a command, which is v itself if the command is newer.
+func (v *View) apply(index uint64, c *metapb.Command) (*View, Result) {
 	if err := Validate(c); err != nil {
-		return Result{Err: err}
+		return v, Result{Err: err}
 	}
-	old := s.View()
-	if index <= old.index {
-		panic(fmt.Sprintf("metadata: entry %d applied after entry %d", index, old.index))
+	if index <= v.index {
+		panic(fmt.Sprintf("metadata: entry %d applied after entry %d", index, v.index))
 	}
-	d := &draft{View: *old, time: c.GetTime()}
+	d := &draft{View: *v, time: c.GetTime()}
 	d.index = index
 	value, err := d.apply(c)
 	if err != nil {
-		refused := *old
+		refused := *v
 		refused.index = index
-		s.view.Store(&refused)
-		return Result{Err: err}
+		return &refused, Result{Err: err}
 	}
-	s.view.Store(&d.View)
-	return Result{Value: value, Events: d.emitted}
+	return &d.View, Result{Value: value, Events: d.emitted}
 }
 
 // draft is the next View while a command is applied to it. What it shares with
