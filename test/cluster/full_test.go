@@ -111,9 +111,8 @@ func fullWait(t *testing.T, fstype string, size int64) {
 		}
 		ended <- nil
 	}()
-	eventually(t, 60*time.Second, "an event or the status tells that writes wait for space", func() bool {
-		return waitsForSpace(t, s)
-	})
+	eventually(t, 60*time.Second, "the status tells that writes wait for space", func() bool { return waitsForSpace(t, s) })
+	mentions(t, cli(t, s, "events"), "VolumeWaitsForSpace")
 	select {
 	case err := <-ended:
 		t.Fatalf("the writer was not held up: %v", err)
@@ -152,8 +151,8 @@ func fullWait(t *testing.T, fstype string, size int64) {
 	cli(t, s, "status")
 }
 
+// waitsForSpace is what the status says now.
 func waitsForSpace(t *testing.T, s *cluster.Server) bool {
 	t.Helper()
-	told := strings.ToLower(cli(t, s, "status") + cli(t, s, "events"))
-	return strings.Contains(told, "space") || strings.Contains(told, "full")
+	return strings.Contains(cli(t, s, "status"), "Writes wait for space")
 }
