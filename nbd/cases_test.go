@@ -329,7 +329,11 @@ func TestB026ShutdownInMidHandshake(t *testing.T) {
 	eventually(t, "16 requests in flight", func() bool { return n.Load() == 16 })
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
+	start := time.Now()
 	must(t, s.Shutdown(ctx))
+	if d := time.Since(start); d > 3*time.Second {
+		t.Errorf("it took %v: somebody was waited for", d)
+	}
 	for range 16 {
 		if r := p.reply(); r.errno != 0 && r.errno != wire.ESHUTDOWN {
 			t.Errorf("errno %d", r.errno)

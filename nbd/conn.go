@@ -217,34 +217,52 @@ func (c *conn) own(r *block.Request) *request {
 	return (*request)(unsafe.Pointer(r)) // a conn's block.Requests are all the first field of a request
 }
 
-// ReadBuffer implements block.Stream. While Submit runs, a small read gets
-// space in the arena behind the space of its header.
+// ReadBuffer implements block.Stream.
 func (c *conn) ReadBuffer(br *block.Request) error {
-	r := c.own(br)
-	n, weight := int(r.Length), sizeOf(r.Length)
-	if !c.replies.try(weight) {
-		// Replies that wait for the end of Submit hold the bytes that are waited for.
-		c.mu.Lock()
-		c.gathering = false
-		c.wakeWriter()
-		c.mu.Unlock()
-		if err := c.replies.take(weight); err != nil {
-			return err
-		}
+	if c.TryReadBuffer(br) {
+		return nil
 	}
+	// Replies that wait for the end of Submit hold the bytes that are waited for.
+	c.mu.Lock()
+	c.gathering = false
+	c.wakeWriter()
+	c.mu.Unlock()
+	r := c.own(br)
+	weight := sizeOf(r.Length)
+	if err := c.replies.take(weight); err != nil {
+		return err
+	}
+	c.place(r, weight)
+	return nil
+}
+
+// TryReadBuffer implements block.Stream.
+func (c *conn) TryReadBuffer(br *block.Request) bool {
+	r := c.own(br)
+	weight := sizeOf(r.Length)
+	if !c.replies.try(weight) {
+		return false
+	}
+	c.place(r, weight)
+	return true
+}
+
+// place gives a read whose bytes were taken its memory. While Submit runs, a
+// small read gets space in the arena behind the space of its header.
+func (c *conn) place(r *request, weight int64) {
+	n := int(r.Length)
 	r.taken = weight
 	if n <= maxSmall {
 		c.mu.Lock()
 		if c.gathering && c.reserve(r, c.slot+n) {
 			r.Data = r.arena.data[r.at+c.slot : r.at+c.slot+n : r.at+c.slot+n]
 			c.mu.Unlock()
-			return nil
+			return
 		}
 		c.mu.Unlock()
 	}
 	r.buf = c.srv.pools.get(n)
 	r.Data = r.buf.data[:n:n]
-	return nil
 }
 
 // Complete implements block.Stream.

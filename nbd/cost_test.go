@@ -180,7 +180,9 @@ func TestObserver(t *testing.T) {
 	}
 	p.write(11, 0, block4k(2))
 	p.reply()
-	p.reset()
+	_, _ = p.nc.Write(make([]byte, 64)) // no request: the connection ends without further replies
+	p.closed()
+	p.close()
 	eventually(t, "the end of the stream", func() bool { return s.volume.Streams() == 0 })
 	d.mu.Lock()
 	defer d.mu.Unlock()

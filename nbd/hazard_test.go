@@ -379,6 +379,22 @@ func TestSmallBudgets(t *testing.T) {
 	}
 }
 
+// A read that waits for bytes which a finished reply of the same batch holds gets them.
+func TestBudgetWithinABatch(t *testing.T) {
+	s := serve(t, func(c *nbd.Config, _ *served) { c.ConnectionBytes = block.MaxPayload })
+	p := s.enter(t, false)
+	defer p.close()
+	out := wire.Request{Command: 0, Cookie: 1, Length: 128 << 10}.Append(nil)
+	_, err := p.nc.Write(wire.Request{Command: 0, Cookie: 2, Length: block.MaxPayload}.Append(out))
+	must(t, err)
+	if r := p.replyTo(128 << 10); r.cookie != 1 || r.errno != 0 {
+		t.Errorf("reply %d, errno %d", r.cookie, r.errno)
+	}
+	if r := p.replyTo(block.MaxPayload); r.cookie != 2 || r.errno != 0 {
+		t.Errorf("reply %d, errno %d", r.cookie, r.errno)
+	}
+}
+
 // A client that stops in the middle of a payload does not hold its memory for ever.
 func TestStalledPayload(t *testing.T) {
 	s := serve(t, func(c *nbd.Config, _ *served) { c.StallTimeout = 50 * time.Millisecond })

@@ -272,6 +272,28 @@ func TestB170DuplicateReply(t *testing.T) {
 	}
 }
 
+// A late second reply is found out although another request has the first one's place.
+func TestB170LateDuplicate(t *testing.T) {
+	f := fake{size: 1 << 20, blocks: sane, talk: func(t *testing.T, nc net.Conn) {
+		r := asked(t, nc)
+		_, _ = nc.Write(simple(0, r.Cookie, 4096))
+		asked(t, nc)
+		_, _ = nc.Write(simple(0, r.Cookie, 4096))
+	}}
+	cl, err := client.Dial(context.Background(), f.serve(t), client.Config{Simple: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Abort()
+	p := make([]byte, 4096)
+	if _, err := cl.ReadAt(p, 0); err != nil {
+		t.Errorf("the first reply: %v", err)
+	}
+	if _, err := cl.ReadAt(p, 0); !errors.Is(err, client.ErrProtocol) {
+		t.Errorf("its second one, for another request: %v", err)
+	}
+}
+
 // Block status that does not progress, or describes more than was asked, is refused; a last descriptor may reach further.
 func TestB170HostileStatus(t *testing.T) {
 	describe := func(pairs ...uint32) []byte {

@@ -36,6 +36,9 @@ func (s *Stream) ReadBuffer(r *block.Request) error {
 	return nil
 }
 
+// TryReadBuffer implements block.Stream: there is always memory.
+func (s *Stream) TryReadBuffer(r *block.Request) bool { return s.ReadBuffer(r) == nil }
+
 // Complete implements block.Stream.
 func (s *Stream) Complete(r *block.Request) {
 	s.mu.Lock()
