@@ -155,6 +155,7 @@ func mapFrom(m *metapb.VolumeMap) (primary.Map, error) {
 		Generation: block.Generation(m.Grant.GetGeneration()),
 		Node:       m.Grant.GetNode(),
 		Process:    m.Grant.GetProcess(),
+		Opened:     m.Grant.GetOpened(),
 	}
 	if out.Runs, err = runsFrom(m.Runs); err != nil {
 		return primary.Map{}, err

@@ -44,6 +44,8 @@ type Stream interface {
 	// called without locks, after the request was started. It returns an error
 	// only if the stream is closed.
 	ReadBuffer(r *Request) error
+	// TryReadBuffer is ReadBuffer if that need not wait; false: nothing happened.
+	TryReadBuffer(r *Request) bool
 	// Complete hands back a finished request: r.Err is set, or r.Data filled.
 	// It never blocks on the client. Each submitted request is completed
 	// exactly once, also after the stream was closed; r belongs to the stream

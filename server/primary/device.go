@@ -23,8 +23,7 @@ type device struct {
 	closing atomic.Bool
 	zero    chan struct{} // capacity 1
 
-	// Reads that were started by somebody else's goroutine: their buffers are
-	// waited for by one goroutine of this stream.
+	// Reads that have to wait for their buffers: one goroutine of this stream does, in order.
 	mu        sync.Mutex
 	reads     []*Op
 	buffering bool
@@ -64,7 +63,7 @@ func (d *device) Submit(batch []*block.Request) {
 		r.Slot = d
 		v.core.Submit(&d.conn, r)
 	}
-	v.pump(&d.s, d.stream)
+	v.pump(&d.s)
 }
 
 // complete hands a request back to its stream.
@@ -89,7 +88,8 @@ func (d *device) Disconnect() {
 	}
 }
 
-// later has a started read done by the stream's own goroutine.
+// later has a started read done by the stream's own goroutine: a client that
+// does not take its data holds up nobody else.
 func (d *device) later(op *Op) {
 	d.mu.Lock()
 	d.reads = append(d.reads, op)
@@ -118,7 +118,14 @@ func (d *device) runBuffer() {
 		op := d.reads[0]
 		d.reads = slices.Delete(d.reads, 0, 1)
 		d.mu.Unlock()
-		d.v.read(op, s)
+		if err := d.stream.ReadBuffer(op.Req); err != nil {
+			op.Err = errConnClosed
+			for i := range op.IOs {
+				s.finished = append(s.finished, &op.IOs[i])
+			}
+		} else {
+			d.v.read(op, s)
+		}
 		d.v.finish(s)
 	}
 }

@@ -350,6 +350,10 @@ func (s *memStream) ReadBuffer(r *block.Request) error {
 	return nil
 }
 
+func (s *memStream) TryReadBuffer(r *block.Request) bool {
+	return s.buf == nil && s.ReadBuffer(r) == nil
+}
+
 func (s *memStream) Complete(r *block.Request) { s.done <- r }
 
 func (s *memStream) Close(reason error) {

@@ -90,6 +90,6 @@ func (l *lane) runSync() {
 	s := v.scraps.Get().(*scratch)
 	v.mu.Lock()
 	v.core.Synced(l.cp, err)
-	v.pump(s, nil)
+	v.pump(s)
 	v.scraps.Put(s)
 }

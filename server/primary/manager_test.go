@@ -80,8 +80,8 @@ func TestH03ClosingDropsWhatWasNotSent(t *testing.T) {
 	}
 }
 
-// TestB019StalledReaderHoldsUpItself: a client that takes no data, and whose
-// reads are started by others' goroutines, blocks nobody.
+// TestB019StalledReaderHoldsUpItself: a client that takes no data, and some of
+// whose reads are started by others' goroutines, blocks nobody, nor itself.
 func TestB019StalledReaderHoldsUpItself(t *testing.T) {
 	r := newRig(t, nil)
 	a, b := r.open("/1/1"), r.open("/1/1")
@@ -108,6 +108,29 @@ func TestB019StalledReaderHoldsUpItself(t *testing.T) {
 	for range 64 {
 		a.must(a.wait().Err)
 	}
+}
+
+// TestReportedBeforeItWaits: what a batch has done in line is answered although
+// a later read of it waits for the client.
+func TestReportedBeforeItWaits(t *testing.T) {
+	r := newRig(t, nil)
+	c := r.open("")
+	c.must(c.write(0, block4k(1)))
+	release := make(chan struct{})
+	c.s.buf = func(req *block.Request) error {
+		<-release
+		req.Data = make([]byte, req.Length)
+		return nil
+	}
+	c.d.Submit([]*block.Request{
+		{Op: block.OpWrite, Length: 4096, Data: block4k(2), Stream: c.s},
+		{Op: block.OpRead, Offset: 8192, Length: 4096, Stream: c.s},
+		{Op: block.OpWrite, Offset: 4096, Length: 4096, Data: block4k(3), Stream: c.s},
+	})
+	c.must(c.wait().Err)
+	c.must(c.wait().Err)
+	close(release)
+	c.must(c.wait().Err)
 }
 
 // TestHungDiskHoldsUpItsRunsOnly: one of the volume's disks answers nothing.

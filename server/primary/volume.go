@@ -57,14 +57,14 @@ func (v *volume) event(f func(*Core)) {
 	s := v.scraps.Get().(*scratch)
 	v.mu.Lock()
 	f(v.core)
-	v.pump(s, nil)
+	v.pump(s)
 	v.scraps.Put(s)
 }
 
 // pump is called with mu held, after events, and returns without it. It does
 // what the core wants and reports what it could do in line, until the rest is
-// in other hands. own is the stream whose goroutine this is, or nil.
-func (v *volume) pump(s *scratch, own block.Stream) {
+// in other hands. It never waits for a client or a disk.
+func (v *volume) pump(s *scratch) {
 	for {
 		v.core.Take(&s.out)
 		v.checkIdle()
@@ -76,7 +76,7 @@ func (v *volume) pump(s *scratch, own block.Stream) {
 			complete(r)
 		}
 		for _, op := range s.out.Start {
-			v.run(op, s, own)
+			v.run(op, s)
 		}
 		if len(s.finished) == 0 {
 			return
@@ -91,13 +91,13 @@ func (v *volume) pump(s *scratch, own block.Stream) {
 }
 
 // run does a request as far as that does not block, and hands off the rest.
-func (v *volume) run(op *Op, s *scratch, own block.Stream) {
-	if op.Req.Op == block.OpRead {
-		if op.Req.Stream != own {
+func (v *volume) run(op *Op, s *scratch) {
+	if r := op.Req; r.Op == block.OpRead {
+		if r.Stream.TryReadBuffer(r) {
+			v.read(op, s)
+		} else {
 			op.conn.Tag.(*device).later(op)
-			return
 		}
-		v.read(op, s)
 		return
 	}
 	if v.m.cfg.Fault != nil {
@@ -114,16 +114,9 @@ func (v *volume) run(op *Op, s *scratch, own block.Stream) {
 	v.write(op, s)
 }
 
-// read takes the stream's buffer, which may block, and fills it.
+// read fills the buffer of a read.
 func (v *volume) read(op *Op, s *scratch) {
 	r := op.Req
-	if err := r.Stream.ReadBuffer(r); err != nil {
-		op.Err = errConnClosed
-		for i := range op.IOs {
-			s.finished = append(s.finished, &op.IOs[i])
-		}
-		return
-	}
 	n := len(op.IOs) // an IO handed off may be the last; op is not ours after that
 	for i := range n {
 		io := &op.IOs[i]
@@ -201,7 +194,7 @@ func (v *volume) finish(s *scratch) {
 	}
 	clear(s.finished)
 	s.finished = s.finished[:0]
-	v.pump(s, nil)
+	v.pump(s)
 }
 
 // do carries out an action on a goroutine of its own, or at once if it cannot block.
@@ -321,7 +314,7 @@ func (v *volume) close(ctx context.Context) error {
 	idle := v.idle
 	v.core.Stop()
 	s := v.scraps.Get().(*scratch)
-	v.pump(s, nil)
+	v.pump(s)
 	v.scraps.Put(s)
 	select {
 	case <-idle:
