@@ -189,11 +189,13 @@ func (s *checked) apply(c *metapb.Command) Result {
 	if Hash(before) != hash {
 		s.t.Fatalf("%v modified the view from before it", c)
 	}
+	unchanged := *after
+	unchanged.index = before.index
+	if changed := Hash(&unchanged) != hash; changed != r.Changed || tried.Changed != changed {
+		s.t.Fatalf("%v changed something: %t, and says %t, %t", c, changed, tried.Changed, r.Changed)
+	}
 	if r.Err != nil {
-		s.t.Helper()
-		unchanged := *after
-		unchanged.index = before.index
-		if Hash(&unchanged) != hash || len(r.Events) != 0 || r.Value != nil {
+		if r.Changed || len(r.Events) != 0 || r.Value != nil {
 			s.t.Fatalf("%v was refused (%v) and changed something", c, r.Err)
 		}
 		if errors.Is(r.Err, ErrNewer) != (after == before) {

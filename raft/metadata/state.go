@@ -39,29 +39,31 @@ type Result struct {
 	Value proto.Message
 	// Events are what happened, in order; they are in the View too.
 	Events []*metapb.Event
+	// Changed is false if the command was refused, or found all done already.
+	Changed bool
 }
 
 // Apply applies the command of a log entry. index is the entry's and must be
 // above that of every command before; anything else is a broken log and
 // panics.
 func (s *State) Apply(index uint64, c *metapb.Command) Result {
-	next, r := s.View().apply(index, c)
+	next, r := s.View().step(index, c)
 	s.view.Store(next)
 	return r
 }
 
 // Try says what Apply would, were c the next command, and changes nothing. A
 // caller that has read linearizably may answer with a refusal, or with a
-// success without events (all is done already), and spare the log an entry.
+// success that changed nothing, and spare the log an entry.
 func (v *View) Try(c *metapb.Command) Result {
 	w := *v
 	w.events.kept, w.numbered = slices.Clip(v.events.kept), slices.Clip(v.numbered) // not ours to append to
-	_, r := w.apply(v.index+1, c)
+	_, r := w.step(v.index+1, c)
 	return r
 }
 
-// apply returns the View after a command, which is v itself if the command is newer.
-func (v *View) apply(index uint64, c *metapb.Command) (*View, Result) {
+// step returns the View after a command, which is v itself if the command is newer.
+func (v *View) step(index uint64, c *metapb.Command) (*View, Result) {
 	if err := Validate(c); err != nil {
 		return v, Result{Err: err}
 	}
@@ -76,7 +78,7 @@ func (v *View) apply(index uint64, c *metapb.Command) (*View, Result) {
 		refused.index = index
 		return &refused, Result{Err: err}
 	}
-	return &d.View, Result{Value: value, Events: d.emitted}
+	return &d.View, Result{Value: value, Events: d.emitted, Changed: d.changes(v)}
 }
 
 // draft is the next View while a command is applied to it. What it shares with
@@ -85,6 +87,13 @@ type draft struct {
 	View
 	time    int64
 	emitted []*metapb.Event
+}
+
+// changes reports whether anything but the index differs from the View before.
+// What a command leaves alone stays the same object, so this looks at pointers only.
+func (d *draft) changes(from *View) bool {
+	return d.cluster != from.cluster || d.nodes != from.nodes || d.disks != from.disks || d.volumes != from.volumes ||
+		d.names != from.names || d.tombstones != from.tombstones || len(d.emitted) > 0
 }
 
 func (d *draft) apply(c *metapb.Command) (proto.Message, error) {
