@@ -110,7 +110,9 @@ func (i image) Persist(sink hraft.SnapshotSink) error { return i.write(sink) }
 // Release implements hraft.FSMSnapshot.
 func (i image) Release() {}
 
-// progress is an index that only grows, and can be waited for.
+// progress is an index that only grows, and can be waited for. It is that of
+// the newest entry the machine has seen, or of a barrier: raft's own entries
+// at a follower do not count.
 type progress struct {
 	mu      sync.Mutex
 	index   uint64
@@ -128,12 +130,6 @@ func (p *progress) advance(index uint64) {
 		close(p.changed)
 		p.changed = nil
 	}
-}
-
-func (p *progress) load() uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.index
 }
 
 // wait returns when the index has reached at least index, or ctx or quit ended.

@@ -77,6 +77,12 @@ func (m *list) get(key string) string {
 	return m.Values[key]
 }
 
+func (m *list) index() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.Index
+}
+
 func (m *list) copy() map[string]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

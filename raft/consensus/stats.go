@@ -15,7 +15,7 @@ type Stats struct {
 	Term          uint64
 	LastIndex     uint64 // newest in the log
 	CommitIndex   uint64
-	AppliedIndex  uint64 // by the machine
+	AppliedIndex  uint64 // handed to the machine
 	SnapshotIndex uint64
 	FirstLog      uint64
 	LastLog       uint64
@@ -30,7 +30,7 @@ func (n *Node) Stats() Stats {
 	state, _ := n.leadership.get()
 	s := Stats{
 		State: n.raft.State().String(), Leads: state.Leads, Term: n.raft.CurrentTerm(),
-		LastIndex: n.raft.LastIndex(), CommitIndex: n.raft.CommitIndex(), AppliedIndex: n.fsm.applied.load(),
+		LastIndex: n.raft.LastIndex(), CommitIndex: n.raft.CommitIndex(), AppliedIndex: n.raft.AppliedIndex(),
 	}
 	if ids, err := n.snapshots.ids(); err == nil && len(ids) > 0 {
 		s.SnapshotIndex, _ = parseSnapshotID(ids[0])
@@ -61,6 +61,3 @@ func (n *Node) Stats() Stats {
 	}
 	return s
 }
-
-// AppliedIndex is the newest index the machine of this node has applied.
-func (n *Node) AppliedIndex() uint64 { return n.fsm.applied.load() }

@@ -36,6 +36,22 @@ type stream struct {
 	once     sync.Once
 	wait     sync.WaitGroup
 	tokens   chan struct{}
+
+	mu    sync.Mutex
+	peers map[*peer]struct{} // accepted and open: the library never closes them
+}
+
+// peer is an accepted connection.
+type peer struct {
+	net.Conn
+	stream *stream
+}
+
+func (p *peer) Close() error {
+	p.stream.mu.Lock()
+	delete(p.stream.peers, p)
+	p.stream.mu.Unlock()
+	return p.Conn.Close()
 }
 
 func newStream(listener net.Listener, advertise net.Addr, cluster block.ClusterID, log *slog.Logger) *stream {
@@ -46,6 +62,7 @@ func newStream(listener net.Listener, advertise net.Addr, cluster block.ClusterI
 		accepted: make(chan net.Conn),
 		closed:   make(chan struct{}),
 		tokens:   make(chan struct{}, greetingAtOnce),
+		peers:    map[*peer]struct{}{},
 	}
 	s.wait.Go(s.accept)
 	return s
@@ -97,10 +114,14 @@ func (s *stream) greet(conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
+	p := &peer{conn, s}
+	s.mu.Lock()
+	s.peers[p] = struct{}{}
+	s.mu.Unlock()
 	select {
-	case s.accepted <- conn:
+	case s.accepted <- p:
 	case <-s.closed:
-		_ = conn.Close()
+		_ = p.Close()
 	}
 }
 
@@ -120,13 +141,18 @@ func (s *stream) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
+// Close implements net.Listener. It cuts the peers, too.
 func (s *stream) Close() error {
 	var err error
 	s.once.Do(func() {
 		close(s.closed)
 		err = s.listener.Close()
 		s.wait.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for p := range s.peers {
+			_ = p.Conn.Close()
+		}
 	})
 	return err
 }
@@ -147,20 +173,42 @@ func (s *stream) Dial(address hraft.ServerAddress, timeout time.Duration) (net.C
 	return conn, conn.SetWriteDeadline(time.Time{})
 }
 
-// transport is the library's over stream. It withholds heartbeats while the
-// log disk hangs: they run beside raft's main loop, so a leader that can store
-// nothing would otherwise keep its followers waiting for ever.
+// transport is the library's over stream. It sends nothing to followers while
+// the log disk hangs: heartbeats run beside raft's main loop, so a leader that
+// can store nothing would otherwise keep its followers waiting for ever.
 type transport struct {
 	*hraft.NetworkTransport
 	hangs func() bool
 }
 
-var errHangs = errors.New("heartbeat withheld: the log disk hangs")
+var errHangs = errors.New("withheld: the log disk hangs")
 
 // AppendEntries implements hraft.Transport.
 func (t *transport) AppendEntries(id hraft.ServerID, target hraft.ServerAddress, args *hraft.AppendEntriesRequest, resp *hraft.AppendEntriesResponse) error {
-	if len(args.Entries) == 0 && t.hangs() {
+	if t.hangs() {
 		return errHangs
 	}
 	return t.NetworkTransport.AppendEntries(id, target, args, resp)
+}
+
+// AppendEntriesPipeline implements hraft.Transport.
+func (t *transport) AppendEntriesPipeline(id hraft.ServerID, target hraft.ServerAddress) (hraft.AppendPipeline, error) {
+	if t.hangs() {
+		return nil, errHangs
+	}
+	p, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
+	return pipeline{p, t.hangs}, err
+}
+
+type pipeline struct {
+	hraft.AppendPipeline
+	hangs func() bool
+}
+
+// AppendEntries implements hraft.AppendPipeline.
+func (p pipeline) AppendEntries(args *hraft.AppendEntriesRequest, resp *hraft.AppendEntriesResponse) (hraft.AppendFuture, error) {
+	if p.hangs() {
+		return nil, errHangs
+	}
+	return p.AppendPipeline.AppendEntries(args, resp)
 }
