@@ -94,7 +94,7 @@ func (d *Disk) CreateImage(desc Description) (*Image, error) {
 	d.mu.Lock()
 	h := d.holders[desc.ID]
 	if h == nil {
-		h = new(holder)
+		h = newHolder()
 		d.holders[desc.ID] = h
 	}
 	d.mu.Unlock()
@@ -206,9 +206,6 @@ func (d *Disk) Purge(id block.VolumeID) error {
 		return err
 	}
 	defer d.leave()
-	if err := d.fault.Hit("collect.unlink", id.String()); err != nil {
-		return fmt.Errorf("purge volume %s on disk %s: %w", id, d.name, err)
-	}
 	list, err := d.quarantined(id.String() + ".")
 	for _, name := range list {
 		err = errors.Join(err, removeDir(d.quarantine, name))

@@ -97,10 +97,12 @@ type Disk struct {
 // holder is the place of one volume on the disk. Its lock is held while the
 // volume's directory is made, opened, checked or moved away.
 type holder struct {
-	mu     sync.Mutex
+	mu     turn
 	exists atomic.Bool // the directory is there; changed with mu held
 	img    *Image      // nil: not open
 }
+
+func newHolder() *holder { return &holder{mu: newTurn()} }
 
 // Probe reads gabion.json under path and nothing else. ErrNotFound: there is
 // none (a blank directory, or a mount that is missing). ErrFormat: newer or
@@ -274,7 +276,7 @@ func (d *Disk) list() error {
 	}
 	for _, e := range entries {
 		if id, err := block.ParseUUID(e.Name); err == nil && e.Dir {
-			h := new(holder)
+			h := newHolder()
 			h.exists.Store(true)
 			d.holders[block.VolumeID{UUID: id}] = h
 		} else if strings.HasPrefix(e.Name, unfinished) && e.Dir {

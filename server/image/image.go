@@ -117,7 +117,7 @@ func writeNew(dir vfs.Dir, name string, write func(vfs.File) error) error {
 }
 
 func openImage(d *Disk, id block.VolumeID) (_ *Image, err error) {
-	i := &Image{disk: d, id: id, name: id.String()}
+	i := &Image{disk: d, id: id, name: id.String(), syncs: rounds{turn: newTurn()}}
 	defer func() {
 		if err != nil {
 			i.closeFiles()
@@ -176,6 +176,7 @@ func (i *Image) openIndex() error {
 	x.failed = i.disk.judge
 	x.inject = func() error { return i.disk.fault.Hit("disk.record", i.name) }
 	x.syncs = &i.disk.recordSyncs
+	x.turn, x.commits.turn = newTurn(), newTurn()
 	x.completed.Store(1)
 	pages := make([]byte, headerSize)
 	if err := readUpTo(x.file, pages, 0); err != nil {

@@ -29,7 +29,7 @@ type index struct {
 	syncs    *atomic.Uint64    // counts syncs of the file
 
 	// turn is held by whoever writes to the file, across the I/O.
-	turn   sync.Mutex
+	turn   turn
 	header header // guarded by turn
 
 	commits rounds // shared commits of marks

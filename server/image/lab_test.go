@@ -132,3 +132,19 @@ func inject(t testing.TB, fs vfs.FS) (vfs.FS, *vfs.Rules) {
 	rules := new(vfs.Rules)
 	return vfs.Inject(fs, rules.Hook), rules
 }
+
+// realDisk is a disk in a directory of the real file system.
+func realDisk(t *testing.T) (vfs.FS, Config) {
+	t.Helper()
+	return realDiskAt(t, t.TempDir())
+}
+
+func realDiskAt(t *testing.T, path string) (vfs.FS, Config) {
+	t.Helper()
+	c := labConfig()
+	c.Path = path
+	c.InstanceFile = t.TempDir() + "/disk.json"
+	_, err := Init(vfs.OS{}, c.Path, c.Cluster, c.Geometry)
+	ok(t, err)
+	return vfs.OS{}, c
+}

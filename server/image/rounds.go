@@ -1,9 +1,16 @@
 package image
 
-import (
-	"sync"
-	"sync/atomic"
-)
+import "sync/atomic"
+
+// turn is a lock that is held across I/O. It is a channel and not a mutex, so
+// that waiting for it is visible to testing/synctest: whoever has the turn may
+// be waiting for a clock.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+func (t turn) Lock()   { t <- struct{}{} }
+func (t turn) Unlock() { <-t }
 
 // rounds lets concurrent callers share one run of an expensive operation, of
 // which only one happens at a time: each is covered by a run that started
@@ -11,7 +18,7 @@ import (
 type rounds struct {
 	begun atomic.Uint64 // runs started; raised only with turn held
 
-	turn sync.Mutex
+	turn turn
 	// Guarded by turn: the last finished run and its result.
 	done uint64
 	err  error

@@ -1,0 +1,639 @@
+package image
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/vfs"
+)
+
+func TestH09NeighbouringSectors(t *testing.T) {
+	for _, mode := range []Mode{Buffered, Direct} {
+		t.Run(mode.String(), func(t *testing.T) {
+			m := labFS(t)
+			i := newImage(t, openDisk(t, m, func(c *Config) { c.Mode = mode }), volA, extent)
+			const rounds = 200
+			var clients sync.WaitGroup
+			for s := range int64(8) {
+				clients.Go(func() {
+					for n := range rounds {
+						if err := do(i, put(n, 4096+s*sectorSize, fill(byte(n+int(s)), sectorSize))); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			clients.Wait()
+			for s := range int64(8) {
+				isAll(t, get(t, i, 4096+s*sectorSize, sectorSize), byte(rounds-1+int(s)))
+			}
+		})
+	}
+}
+
+func TestH19FsyncFailsOnce(t *testing.T) {
+	for _, kind := range []string{"eio", "enospc"} { // what a failed sync dropped is gone, whatever it was for
+		t.Run(kind, func(t *testing.T) {
+			m := labFS(t)
+			fs, rules := inject(t, m)
+			d := openDisk(t, fs)
+			before := d.Incarnation()
+			var volumes []*Image
+			for n := range byte(10) {
+				volumes = append(volumes, newImage(t, d, block.VolumeID{UUID: block.UUID{1, n}}, extent))
+				ok(t, do(volumes[n], put(1, 0, fill(n, 4096))))
+			}
+			ok(t, rules.Add("datasync head.img #1 "+kind))
+			syncs := d.Counters().Syncs
+			want(t, volumes[3].Sync(), block.ErrIO)
+			select {
+			case <-d.Failed():
+			default:
+				t.Fatal("the instance lives on")
+			}
+			want(t, d.Err(), block.ErrIO)
+			// The next fdatasync would succeed; nobody gets to ask for it.
+			for _, i := range volumes {
+				want(t, i.Sync(), block.ErrIO)
+				want(t, do(i, put(2, 0, fill(9, 4096))), block.ErrIO)
+				want(t, i.ReadAt(make([]byte, 512), 0), block.ErrIO)
+				_, err := i.TryWrite(put(2, 0, fill(9, 4096)))
+				want(t, err, block.ErrIO)
+			}
+			if n := d.Counters().Syncs - syncs; n != 1 {
+				t.Fatalf("%d syncs after one failed", n)
+			}
+			ok(t, d.Close())
+			again := openDisk(t, fs)
+			if c := again.Incarnation().Since(before); c != block.Rebooted {
+				t.Fatalf("continuity %v after a failed sync", c)
+			}
+			if !getImage(t, again, volumes[3].ID()).Unflushed() {
+				t.Fatal("what was written is not marked")
+			}
+		})
+	}
+}
+
+// The proof of continuity is gone before anybody hears of the error.
+func TestH19NobodyIsToldBeforeTheInstanceEnds(t *testing.T) {
+	m := labFS(t)
+	var d *Disk
+	order := ""
+	fs := vfs.Inject(m, func(op vfs.Op) error {
+		switch {
+		case op.Kind == "datasync" && op.Name == imageFile:
+			return &vfs.OpError{Op: op.Kind, Name: op.Name, Kind: block.ErrIO}
+		case op.Kind == "unlink" && op.Name == "disk.json", op.Kind == "syncdir" && op.Name == "/state":
+			if d != nil && d.Err() != nil {
+				t.Error("the error was told first")
+			}
+			order += op.Kind + " "
+		}
+		return nil
+	})
+	d = openDisk(t, fs)
+	order = ""
+	i := newImage(t, d, volA, extent)
+	want(t, i.Sync(), block.ErrIO)
+	if order != "unlink syncdir " {
+		t.Fatalf("the instance file: %q", order)
+	}
+}
+
+func TestH24RemountIsNotContinuity(t *testing.T) {
+	reboot := func(c *Config) { c.Boot = block.UUID{0xbb} }
+	same := func(*Config) {}
+	tests := map[string]struct {
+		between func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, d *Disk)
+		config  func(*Config)
+		want    block.Continuity
+	}{
+		"restart":  {func(t *testing.T, _ *vfs.Mem, _ *vfs.Rules, d *Disk) { ok(t, d.Close()) }, same, block.Restarted},
+		"kill":     {func(_ *testing.T, m *vfs.Mem, _ *vfs.Rules, _ *Disk) { m.Kill() }, same, block.Restarted},
+		"reboot":   {func(t *testing.T, _ *vfs.Mem, _ *vfs.Rules, d *Disk) { ok(t, d.Close()) }, reboot, block.Rebooted},
+		"remount":  {func(t *testing.T, m *vfs.Mem, _ *vfs.Rules, d *Disk) { ok(t, d.Close()); m.Remount() }, same, block.Rebooted},
+		"no state": {func(t *testing.T, _ *vfs.Mem, _ *vfs.Rules, d *Disk) { ok(t, d.Close()) }, func(c *Config) { c.InstanceFile = "" }, block.Rebooted},
+		"read error, then killed": {func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, d *Disk) {
+			ok(t, rules.Add("read head.img #1 eio"))
+			i := getImage(t, d, volA)
+			want(t, i.ReadAt(make([]byte, 4096), 0), block.ErrIO)
+			ok(t, i.ReadAt(make([]byte, 4096), 0)) // the running instance goes on
+			ok(t, d.Err())
+			m.Kill()
+		}, same, block.Rebooted},
+		"write error, then killed": {func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, d *Disk) {
+			ok(t, rules.Add("write head.img #1 eio"))
+			want(t, do(getImage(t, d, volA), put(2, 0, fill(1, 512))), block.ErrIO)
+			want(t, d.Err(), block.ErrIO)
+			m.Kill()
+		}, same, block.Rebooted},
+		"record error, then killed": {func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, d *Disk) {
+			ok(t, rules.Add("datasync head.idx #1 eio"))
+			want(t, do(getImage(t, d, volA), put(2, region, fill(1, 512))), block.ErrIO)
+			m.Kill()
+		}, same, block.Rebooted},
+		"damaged instance file": {func(t *testing.T, m *vfs.Mem, _ *vfs.Rules, d *Disk) {
+			ok(t, d.Close())
+			state, err := m.OpenDir("/state")
+			ok(t, err)
+			ok(t, vfs.Replace(state, "disk.json", []byte("{")))
+		}, same, block.Rebooted},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := labFS(t)
+			fs, rules := inject(t, m)
+			d := openDisk(t, fs)
+			ok(t, do(newImage(t, d, volA, extent), put(1, 0, fill(1, 4096))))
+			before := d.Incarnation()
+			test.between(t, m, rules, d)
+			rules.Clear()
+			if got := openDisk(t, fs, test.config).Incarnation().Since(before); got != test.want {
+				t.Fatalf("continuity %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestH25FirstWriteToNewFiles(t *testing.T) {
+	m := labFS(t)
+	d := openDisk(t, m)
+	i := newImage(t, d, volA, 2*extent)
+	ok(t, do(i, put(1, 0, fill(1, 4096)))) // a new image, after birth
+	ok(t, i.Sync())
+	ok(t, do(i, put(2, extent+region, fill(2, 512)))) // a hole
+	ok(t, i.Sync())
+	ok(t, i.Grow(3*extent))
+	w := put(3, 3*extent-4096, fill(3, 4096)) // what growth added, with FUA
+	w.Durable = true
+	ok(t, do(i, w))
+	ok(t, do(i, put(4, 0, fill(4, 4096)))) // never flushed
+	for seed := range uint64(50) {
+		i := getImage(t, openDisk(t, m.Crash(seed)), volA)
+		if lost := i.Lost([]block.RunIndex{0}); i.Size() != 3*extent || len(lost) > 0 {
+			t.Fatalf("seed %d: size %d, lost %v", seed, i.Size(), lost)
+		}
+		isAll(t, get(t, i, extent+region, 512), 2)
+		isAll(t, get(t, i, extent+region+512, 512), 0)
+		isAll(t, get(t, i, 3*extent-4096, 4096), 3)
+		for s := int64(0); s < 4096; s += sectorSize {
+			if p := get(t, i, s, sectorSize); p[0] != 1 && p[0] != 4 {
+				t.Fatalf("seed %d: sector %d is %d", seed, s/sectorSize, p[0])
+			}
+		}
+	}
+}
+
+func TestH26TornRecordEverywhere(t *testing.T) {
+	m := labFS(t)
+	d := openDisk(t, m)
+	i := newImage(t, d, volA, 4*extent)
+	for e := range int64(4) {
+		ok(t, do(i, put(1, e*extent, fill(byte(e+1), 4096))))
+	}
+	ok(t, i.Sync())
+	ok(t, i.ClearMarks(1, Behind|Unflushed))
+	newest := func(e block.ExtentIndex) int64 {
+		ok(t, i.index.load(e))
+		return i.index.record(e).offset()
+	}
+	torn, both := newest(1), newest(2)
+	ok(t, d.Close())
+
+	scribble(t, m, torn) // the newer slot of extent 1
+	scribble(t, m, both) // both slots of extent 2
+	scribble(t, m, otherSlot(both))
+	d = openDisk(t, m)
+	i = getImage(t, d, volA)
+	if lost := i.Lost([]block.RunIndex{0}); len(lost) != 1 || lost[0] != 2 {
+		t.Fatalf("lost %v, want extent 2 alone", lost)
+	}
+	for _, e := range []int64{0, 1, 3} {
+		isAll(t, get(t, i, e*extent, 4096), byte(e+1))
+	}
+	want(t, i.ReadAt(make([]byte, 512), 2*extent), block.ErrCorrupt)
+	want(t, do(i, put(1, 2*extent, fill(1, 512))), block.ErrPrecondition)
+	want(t, i.Birth(1, []block.RunIndex{0}), block.ErrPrecondition) // it may stand for data
+	// The damaged slot may have held any mark.
+	if behind, unflushed := marksOf(i, 1); behind != ^uint64(0) || unflushed != ^uint64(0) {
+		t.Fatalf("marks %x %x after damage", behind, unflushed)
+	}
+	if b, u := marksOf(i, 0); b|u != 0 {
+		t.Fatalf("an undamaged record has marks %x %x", b, u)
+	}
+	// It heals with the next write of the record.
+	ok(t, i.Sync())
+	ok(t, i.ClearMarks(9, Behind|Unflushed))
+	ok(t, d.Close())
+	i = getImage(t, openDisk(t, m), volA)
+	if i.Unflushed() {
+		t.Fatal("still marked")
+	}
+}
+
+// otherSlot is the place of the same record's other slot.
+func otherSlot(off int64) int64 {
+	if (off-headerSize)%groupSize < pageSize {
+		return off + pageSize
+	}
+	return off - pageSize
+}
+
+// scribble damages some bytes of volume A's index.
+func scribble(t *testing.T, m *vfs.Mem, off int64) {
+	t.Helper()
+	dir, err := m.OpenDir("/disk/volumes/" + volA.String())
+	ok(t, err)
+	f, err := dir.Open(indexFile, 0)
+	ok(t, err)
+	_, err = f.WriteAt([]byte("torn"), off+20)
+	ok(t, err)
+	ok(t, f.Close())
+}
+
+func TestH27RecordBeforeData(t *testing.T) {
+	m := labFS(t)
+	checked := 0
+	var lab *Image
+	fs := vfs.Inject(m, func(op vfs.Op) error {
+		changes := op.Kind == "write" || op.Kind == "trywrite" || op.Kind == "punch" || op.Kind == "zero"
+		if op.Name != imageFile || !changes {
+			return nil
+		}
+		checked++
+		// What a power cut at this moment leaves for certain already marks the range.
+		i := getImage(t, openDisk(t, m.Crash(0)), volA)
+		for e := i.index.geometry.Extent(op.Offset); e <= i.index.geometry.Extent(op.Offset+op.Length-1); e++ {
+			behind, unflushed := marksOf(i, e)
+			if need := i.index.regions(e, op.Offset, op.Length); need&^(behind&unflushed) != 0 {
+				t.Errorf("%v of %d bytes at %d: extent %d needs %x, has %x and %x", op.Kind, op.Length, op.Offset, e, need, behind, unflushed)
+			}
+		}
+		return nil
+	})
+	lab = newImage(t, openDisk(t, fs), volA, 4*extent)
+	for n, w := range []*block.IO{
+		put(1, 0, fill(1, 512)),
+		put(2, region-512, fill(1, 1024)),
+		put(3, extent-4096, fill(1, 2*extent)),
+		erase(block.OpTrim, false, region*7, 17<<10),
+		erase(block.OpZero, true, 3*extent+region*9, region),
+		erase(block.OpZero, false, 3*extent, 512),
+	} {
+		if done, err := lab.TryWrite(w); done || err != nil {
+			t.Fatalf("%d: an unmarked region was written in line: %v", n, err)
+		}
+		ok(t, do(lab, w))
+	}
+	if checked < 5 { // the last one finds a hole
+		t.Fatalf("only %d writes seen", checked)
+	}
+}
+
+func TestH28ClearRacesWithAWrite(t *testing.T) {
+	m := labFS(t)
+	held, release := make(chan struct{}), make(chan struct{})
+	hold := false
+	fs := vfs.Inject(m, func(op vfs.Op) error {
+		if hold && op.Kind == "write" && op.Name == imageFile {
+			close(held)
+			<-release
+		}
+		return nil
+	})
+	i := newImage(t, openDisk(t, fs), volA, 3*extent)
+	marked := func(e block.ExtentIndex) bool { b, u := marksOf(i, e); return b&u != 0 }
+
+	for e := range int64(3) {
+		ok(t, do(i, put(90, e*extent, fill(1, 512))))
+	}
+	ok(t, i.ClearMarks(90, Behind|Unflushed))
+	if !marked(0) {
+		t.Fatal("cleared what no sync has covered")
+	}
+	ok(t, i.Sync())
+	ok(t, do(i, put(91, 0, fill(2, 512)))) // overtakes the clear in extent 0
+	hold = true
+	write := make(chan error)
+	go func() { write <- i.Write(put(89, extent, fill(2, 512))) }() // in flight in extent 1, an old number
+	<-held
+	ok(t, i.ClearMarks(90, Behind|Unflushed))
+	if !marked(0) || !marked(1) || marked(2) {
+		t.Fatalf("marked: %v %v %v; want the overtaken and the running one", marked(0), marked(1), marked(2))
+	}
+	hold = false
+	close(release)
+	ok(t, <-write)
+	ok(t, i.ClearMarks(91, Behind|Unflushed))
+	if !marked(0) || !marked(1) {
+		t.Fatal("cleared after a sync that did not cover the write")
+	}
+	// A power cut now: what is not synced is still marked.
+	cut := getImage(t, openDisk(t, m.Crash(1)), volA)
+	if b, u := marksOf(cut, 0); b&u&1 == 0 {
+		t.Fatal("an unsynced write is not marked on the disk")
+	}
+	ok(t, i.Sync())
+	ok(t, i.ClearMarks(91, Unflushed))
+	if b, u := marksOf(i, 0); b == 0 || u != 0 {
+		t.Fatalf("cleared only unflushed: behind %x, unflushed %x", b, u)
+	}
+	// A new generation counts its own sequences.
+	ok(t, i.Seal(2))
+	ok(t, i.ClearMarks(0, Behind|Unflushed))
+	if marked(0) || i.Unflushed() {
+		t.Fatal("older generations' writes stay marked")
+	}
+	ok(t, i.ClearMarks(0, Behind|Unflushed))
+}
+
+func TestH39SecondServerOnANode(t *testing.T) {
+	for name, lab := range map[string]func(t *testing.T) (vfs.FS, Config){
+		"mem": func(t *testing.T) (vfs.FS, Config) { return labFS(t), labConfig() },
+		"os":  realDisk,
+	} {
+		t.Run(name, func(t *testing.T) {
+			fs, c := lab(t)
+			d, err := Open(fs, c)
+			ok(t, err)
+			defer d.Close()
+			_, err = Open(fs, c)
+			want(t, err, block.ErrInUse)
+			if !strings.Contains(err.Error(), d.ID().String()) {
+				t.Fatalf("the refusal names no disk: %v", err)
+			}
+			ok(t, d.Close())
+			d, err = Open(fs, c)
+			ok(t, err)
+			ok(t, d.Close())
+		})
+	}
+}
+
+func TestH49HolesOverOldBytes(t *testing.T) {
+	m := labFS(t)
+	d := openDisk(t, m)
+	i, err := d.CreateImage(Description{ID: volA, Name: "v", Size: 20 * extent})
+	ok(t, err)
+	ok(t, i.Seal(3))
+	// Somebody's bytes lie where no extent was ever born.
+	_, err = i.img.WriteAt(fill(0xee, 3*extent), extent/2)
+	ok(t, err)
+	ok(t, i.img.Sync())
+	ok(t, i.Birth(3, []block.RunIndex{0}))
+	for seed := range uint64(20) {
+		isAll(t, get(t, getImage(t, openDisk(t, m.Crash(seed)), volA), 0, 4*extent), 0)
+	}
+
+	// A repeat, and a late one of an older generation, never touch what was written since.
+	ok(t, do(i, put(1, extent, fill(7, 4096))))
+	ok(t, i.Birth(3, []block.RunIndex{0}))
+	ok(t, i.Seal(5))
+	want(t, i.Birth(3, []block.RunIndex{0}), block.ErrStale)
+	want(t, i.Birth(5, []block.RunIndex{0}), block.ErrPrecondition)
+	want(t, i.Birth(6, []block.RunIndex{1}), block.ErrPrecondition) // not sealed
+	want(t, i.Birth(5, []block.RunIndex{2}), block.ErrInvalid)      // beyond the volume
+	isAll(t, get(t, i, extent, 4096), 7)
+}
+
+func TestH65BornAndNeverWritten(t *testing.T) {
+	m := labFS(t)
+	i := newImage(t, openDisk(t, m), volA, 40*extent)
+	ok(t, i.Birth(1, []block.RunIndex{2, 0}))
+	for name, fs := range map[string]*vfs.Mem{"nothing more synced": m.Crash(0), "everything": m.Crash(1), "some": m.Crash(7)} {
+		i := getImage(t, openDisk(t, fs), volA)
+		if lost := i.Lost([]block.RunIndex{0, 2}); len(lost) > 0 {
+			t.Fatalf("%s: lost %v", name, lost)
+		}
+		// The last run ends with the volume; run 1 was never born.
+		if lost := i.Lost([]block.RunIndex{1}); len(lost) != block.ExtentsPerRun || lost[0] != 16 {
+			t.Fatalf("%s: run 1 lost %v", name, lost)
+		}
+		isAll(t, get(t, i, 32*extent, 8*extent), 0)
+		ok(t, do(i, put(1, 39*extent, fill(1, 4096))))
+		if i.Unflushed() != true {
+			t.Fatalf("%s: unmarked", name)
+		}
+		want(t, i.ReadAt(make([]byte, 512), 16*extent), block.ErrCorrupt)
+	}
+}
+
+func TestH66BirthNotCommitted(t *testing.T) {
+	m := labFS(t)
+	i := newImage(t, openDisk(t, m), volA, 48*extent) // run 0 is committed
+	ok(t, do(i, put(1, 0, fill(1, 4096))))
+	ok(t, i.Birth(1, []block.RunIndex{1})) // never committed
+	ok(t, i.Seal(2))
+	ok(t, i.DropBirths(2, []block.RunIndex{0, 1}))
+	ok(t, i.DropBirths(2, []block.RunIndex{0, 1}))
+	if lost := i.Lost([]block.RunIndex{1}); len(lost) != block.ExtentsPerRun {
+		t.Fatalf("still there: %v", lost)
+	}
+	isAll(t, get(t, i, 0, 4096), 1) // written: not an orphan
+	for seed := range uint64(10) {
+		i := getImage(t, openDisk(t, m.Crash(seed)), volA)
+		if lost := i.Lost([]block.RunIndex{1}); len(lost) != block.ExtentsPerRun {
+			t.Fatalf("seed %d: a dropped birth came back: %v", seed, lost)
+		}
+	}
+	ok(t, i.Birth(2, []block.RunIndex{1}))
+	isAll(t, get(t, i, 16*extent, extent), 0)
+	ok(t, i.DropBirths(2, []block.RunIndex{1})) // born at 2, not below
+	if lost := i.Lost([]block.RunIndex{1}); len(lost) != 0 {
+		t.Fatalf("dropped a birth of the present generation: %v", lost)
+	}
+	// An older birth that was never written is simply born again.
+	ok(t, i.Seal(3))
+	ok(t, i.Birth(3, []block.RunIndex{1}))
+	if lost := i.Lost([]block.RunIndex{1}); len(lost) != 0 {
+		t.Fatalf("lost %v", lost)
+	}
+}
+
+// Also B136: neighbouring blocks with and without space.
+func TestH67NoSpaceOnOneMember(t *testing.T) {
+	m := labFS(t)
+	d := openDisk(t, m)
+	i := newImage(t, d, volA, extent)
+	ok(t, do(i, put(1, 64<<10, fill(1, 64<<10)))) // the middle is allocated
+	full(t, m, d, 3*4096)
+	w := put(2, 0, fill(2, extent))
+	want(t, i.Write(w), block.ErrNoSpace)
+	ok(t, d.Err())
+	for off := int64(0); off < extent; off += 4096 {
+		p := get(t, i, off, 4096)
+		isAll(t, p, p[0])
+		if old := off >= 64<<10 && off < 128<<10; p[0] != 2 && (old && p[0] != 1 || !old && p[0] != 0) {
+			t.Fatalf("block at %d holds %d", off, p[0])
+		}
+	}
+	ok(t, i.Sync())
+	m.SetCapacity(vfs.MemCapacity)
+	ok(t, do(i, w))
+	isAll(t, get(t, i, 0, extent), 2)
+}
+
+// full leaves room for left bytes and no more.
+func full(t *testing.T, m *vfs.Mem, d *Disk, left int64) {
+	t.Helper()
+	u, err := d.Usage()
+	ok(t, err)
+	m.SetCapacity(u.Capacity - u.Available + left)
+	_, err = d.Usage()
+	ok(t, err)
+}
+
+func TestH68FullAndFreeAgain(t *testing.T) {
+	m := labFS(t)
+	d := openDisk(t, m, func(c *Config) { c.Reserve = 1 << 20 })
+	i := newImage(t, d, volA, 20*extent)
+	ok(t, do(i, put(1, 0, fill(1, 128<<10))))
+	ok(t, do(i, erase(block.OpZero, true, extent, 64<<10)))
+	u, err := d.Usage()
+	ok(t, err)
+	m.SetCapacity(u.Capacity - u.Available + 1<<20 + 8192) // room for two blocks before the reserve
+	if u, err = d.Usage(); err != nil || u.Available != 8192 {
+		t.Fatalf("usage %+v, %v", u, err)
+	}
+
+	one := put(2, 2*extent+100*512, fill(1, 4096)) // touches two blocks
+	ok(t, i.Reserve(one))
+	want(t, i.Reserve(put(2, 3*extent, fill(1, 512))), block.ErrNoSpace)
+	i.Release(one)
+	ok(t, i.Reserve(one))
+	i.Release(one)
+	want(t, i.Reserve(put(2, 3*extent, fill(1, 8193))), block.ErrNoSpace)
+	m.SetCapacity(4096) // whoever else filled it
+	want(t, i.Reserve(put(2, 3*extent, fill(1, 512))), block.ErrNoSpace)
+	want(t, i.Birth(1, []block.RunIndex{1}), block.ErrNoSpace)
+
+	// Overwriting works, data or allocated zeros, and a region's first mark as well.
+	ok(t, do(i, put(3, 0, fill(2, 128<<10))))
+	ok(t, do(i, put(3, extent, fill(2, 64<<10))))
+	ok(t, do(i, erase(block.OpZero, true, 0, 4096)))
+	want(t, do(i, put(3, 64<<10, fill(2, 128<<10))), block.ErrNoSpace)
+	// So does whatever frees space, with no credit left.
+	ok(t, do(i, erase(block.OpTrim, false, 0, 16*extent)))
+	ok(t, do(i, erase(block.OpZero, false, 512, 1024)))
+	ok(t, i.Sync())
+	m.SetCapacity(1 << 40)
+	ok(t, do(i, put(4, 3*extent, fill(3, 4096))))
+	if held := d.space.held.Load(); held != 0 {
+		t.Fatalf("%d bytes of credit were never given back", held)
+	}
+	ok(t, d.Err())
+}
+
+func TestH69StrangerOnTheDisk(t *testing.T) {
+	replaceFile := func(t *testing.T, m *vfs.Mem, dir, name string) {
+		d, err := m.OpenDir(dir)
+		ok(t, err)
+		p, err := vfs.ReadFile(d, name, 1<<30)
+		ok(t, err)
+		ok(t, vfs.Replace(d, name, p))
+	}
+	volume := "/disk/volumes/" + volA.String()
+	for name, strange := range map[string]func(t *testing.T, m *vfs.Mem){
+		"another mount":         func(_ *testing.T, m *vfs.Mem) { m.Remount() },
+		"gabion.json replaced":  func(t *testing.T, m *vfs.Mem) { replaceFile(t, m, "/disk", diskFile) },
+		"head.idx replaced":     func(t *testing.T, m *vfs.Mem) { replaceFile(t, m, volume, indexFile) },
+		"mount missing":         func(t *testing.T, m *vfs.Mem) { move(t, m, "/", "disk", "elsewhere"); ok(t, m.MkdirAll("/disk")) },
+		"path gone":             func(t *testing.T, m *vfs.Mem) { move(t, m, "/", "disk", "elsewhere") },
+		"volume directory gone": func(t *testing.T, m *vfs.Mem) { move(t, m, "/disk/volumes", volA.String(), "x") },
+		"head.img unlinked": func(t *testing.T, m *vfs.Mem) {
+			d, err := m.OpenDir(volume)
+			ok(t, err)
+			ok(t, d.Unlink(imageFile))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := labFS(t)
+			d := openDisk(t, m)
+			i := newImage(t, d, volA, extent)
+			ok(t, d.Check())
+			strange(t, m)
+			want(t, d.Check(), block.ErrIO)
+			want(t, do(i, put(1, 0, fill(1, 512))), block.ErrIO)
+		})
+	}
+	t.Run("nothing there when starting", func(t *testing.T) {
+		m := labFS(t)
+		move(t, m, "/", "disk", "elsewhere")
+		_, err := Probe(m, "/disk")
+		want(t, err, block.ErrNotFound)
+		ok(t, m.MkdirAll("/disk"))
+		_, err = Probe(m, "/disk")
+		want(t, err, block.ErrNotFound)
+		_, err = Open(m, labConfig())
+		want(t, err, block.ErrNotFound)
+	})
+	t.Run("a foreign directory is never made a disk", func(t *testing.T) {
+		m := labFS(t)
+		_, err := Init(m, "/disk", labCluster, block.Geometry{ExtentSize: extent})
+		want(t, err, block.ErrExists)
+		ok(t, m.MkdirAll("/home/photos"))
+		_, err = Init(m, "/home", labCluster, block.Geometry{ExtentSize: extent})
+		want(t, err, block.ErrPrecondition)
+		if !strings.Contains(err.Error(), "photos") {
+			t.Fatalf("names nothing: %v", err)
+		}
+		ok(t, m.MkdirAll("/blank/lost+found"))
+		_, err = Init(m, "/blank", labCluster, block.Geometry{ExtentSize: extent})
+		ok(t, err)
+	})
+	t.Run("one identity twice", func(t *testing.T) {
+		m := labFS(t)
+		d := openDisk(t, m)
+		ok(t, m.MkdirAll("/copy/volumes"))
+		dir, err := m.OpenDir("/copy")
+		ok(t, err)
+		ok(t, vfs.Replace(dir, diskFile, d.raw))
+		twin := openDisk(t, m, func(c *Config) { c.Path = "/copy" })
+		if twin.Incarnation().Since(d.Incarnation()) != block.Rebooted {
+			t.Fatal("a copy of a disk claims to be its continuation")
+		}
+	})
+}
+
+func move(t *testing.T, m *vfs.Mem, dir, from, to string) {
+	t.Helper()
+	d, err := m.OpenDir(dir)
+	ok(t, err)
+	ok(t, d.Rename(from, d, to))
+}
+
+func TestDiskOfAnotherClusterOrFormat(t *testing.T) {
+	m := labFS(t)
+	open := func(change func(*Config)) error {
+		c := labConfig()
+		change(&c)
+		_, err := Open(m, c)
+		return err
+	}
+	want(t, open(func(c *Config) { c.Cluster = block.ClusterID{UUID: block.UUID{9}} }), block.ErrPrecondition)
+	want(t, open(func(c *Config) { c.Geometry.ExtentSize *= 2 }), block.ErrPrecondition)
+	dir, err := m.OpenDir("/disk")
+	ok(t, err)
+	for content, target := range map[string]error{
+		`{"type":"gabion-disk","format":2,"new":true}`: block.ErrFormat,
+		`{"some":"json"}`:                   block.ErrFormat,
+		``:                                  block.ErrCorrupt,
+		`{"type":"gabion-disk","form`:       block.ErrCorrupt,
+		`{"type":"gabion-disk","format":1}`: block.ErrCorrupt,
+		fmt.Sprintf("%070000d", 0):          block.ErrFormat,
+	} {
+		ok(t, vfs.Replace(dir, diskFile, []byte(content)))
+		_, err := Probe(m, "/disk")
+		want(t, err, target)
+		want(t, open(func(*Config) {}), target)
+		after, err := vfs.ReadFile(dir, diskFile, 1<<20)
+		ok(t, err)
+		if string(after) != content {
+			t.Fatal("a refused disk was touched")
+		}
+	}
+}
