@@ -152,7 +152,7 @@ func showStatus(t *table, s statusView) {
 	t.row("voters", strings.Join(s.Voters, ", "))
 	t.row("nodes", fmt.Sprintf("%d of %d up", s.NodesUp, s.Nodes))
 	t.row("disks", fmt.Sprintf("%d of %d online", s.DisksOnline, s.Disks))
-	t.row("space", fmt.Sprintf("%s used of %s", formatSize(s.Used), formatSize(s.Capacity)))
+	t.row("space", fmt.Sprintf("%s free of %s", formatSize(s.Capacity-s.Used), formatSize(s.Capacity)))
 	t.row("volumes", fmt.Sprintf("%d of %s in all, %d attached", s.Volumes, formatSize(s.ProvisionedSize), s.Attachments))
 }
 
@@ -202,6 +202,6 @@ func (a *app) printEvent(e *metapb.Event) error {
 	if a.output == "json" {
 		return writeJSON(a.out, v, "")
 	}
-	_, err := fmt.Fprintf(a.out, "%s  %-20s %s\n", v.Time.Local().Format(time.DateTime), v.Type, v.Message)
+	_, err := fmt.Fprintf(a.out, "%s  %-21s %s\n", v.Time.Local().Format(time.DateTime), v.Type, v.Message)
 	return err
 }

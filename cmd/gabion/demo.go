@@ -30,16 +30,18 @@ temporary directory and is removed at the end.`
 
 func (a *app) demoCommand() *cobra.Command {
 	var keep bool
+	amount := int64(256 * chunk)
 	cmd := &cobra.Command{
 		Use: "demo", Short: "A guided tour on this machine, without root", Long: demoHelp, Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
 			if !keep {
 				runtime.LockOSThread() // the server dies with the thread that started it
 			}
-			return a.runDemo(ctx, keep)
+			return a.runDemo(ctx, amount, keep)
 		}),
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave the server and the volume running, and print how to use them")
+	cmd.Flags().Var(sizeFlag{&amount}, "write", "`SIZE` of what is written and verified, at most 1GiB")
 	return cmd
 }
 
@@ -67,7 +69,10 @@ const (
 	streams  = 8
 )
 
-func (a *app) runDemo(ctx context.Context, keep bool) (err error) {
+func (a *app) runDemo(ctx context.Context, amount int64, keep bool) (err error) {
+	if amount < 8*chunk || amount > tourSize {
+		return usagef("--write %s: it is at least 8MiB and at most 1GiB", formatSize(amount))
+	}
 	dir, err := os.MkdirTemp("", "gabion-demo-")
 	if err != nil {
 		return err
@@ -86,7 +91,7 @@ func (a *app) runDemo(ctx context.Context, keep bool) (err error) {
 		return err
 	}
 	t.servers = t.server.metadata()
-	if t.size, err = patternSize(dir); err != nil {
+	if t.size, err = patternSize(dir, amount); err != nil {
 		return err
 	}
 	t.screen.say("Gabion in half a minute: one server, one disk, in %s\n", dir)
@@ -101,8 +106,8 @@ func (a *app) runDemo(ctx context.Context, keep bool) (err error) {
 	return nil
 }
 
-// patternSize is what the tour writes: what a small disk can spare.
-func patternSize(dir string) (int64, error) {
+// patternSize is what the tour writes: less than wanted where a small disk cannot spare that.
+func patternSize(dir string, wanted int64) (int64, error) {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
 		return 0, fmt.Errorf("%w: free space of %s: %w", block.ErrUnavailable, dir, err)
@@ -111,7 +116,7 @@ func patternSize(dir string) (int64, error) {
 	if spare < 16*chunk {
 		return 0, fmt.Errorf("%w: %s has too little free space: set TMPDIR to a directory with some more", block.ErrNoSpace, dir)
 	}
-	return min(256*chunk, spare/chunk*chunk), nil
+	return min(wanted, spare) / chunk * chunk, nil
 }
 
 type tourStep struct {

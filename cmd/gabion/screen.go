@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,8 +55,13 @@ func brief(d time.Duration) string {
 type progress struct {
 	begin time.Time
 	bytes atomic.Int64
-	bar   *progressbar.ProgressBar // nil: nobody looks
+
+	mu  sync.Mutex
+	bar *progressbar.ProgressBar // nil: nobody looks
 }
+
+// warmUp is how long a rate means nothing.
+const warmUp = 100 * time.Millisecond
 
 func (s *screen) progress(name string, size int64) *progress {
 	p := &progress{begin: time.Now()}
@@ -77,9 +83,12 @@ func (s *screen) progress(name string, size int64) *progress {
 
 func (p *progress) add(n int64) {
 	p.bytes.Add(n)
-	if p.bar != nil {
-		_ = p.bar.Add64(n)
+	if p.bar == nil || time.Since(p.begin) < warmUp {
+		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.bar.Set64(p.bytes.Load())
 }
 
 // done ends the bar and returns the throughput.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ func TestMain(m *testing.M) {
 //	elsewhere CODE ARG...        a server on other ports that must not start
 //	sigterm NAME                 the server ends soon and with exit code 0
 //	sigkill, sigstop, sigcont NAME
+//	started PATTERN              wait until a file of this name is there
 //	nosecret FILE OTHER          no token of the URIs in FILE is in OTHER
 func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -47,7 +49,7 @@ func TestScript(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"fails": fails, "server": startServer, "refused": refused, "elsewhere": elsewhere,
 			"sigterm": sigterm, "sigkill": sigkill, "sigstop": signalled(syscall.SIGSTOP), "sigcont": signalled(syscall.SIGCONT),
-			"nosecret": noSecret,
+			"started": started, "nosecret": noSecret,
 		},
 	})
 }
@@ -162,6 +164,15 @@ func signalled(sig syscall.Signal) func(*testscript.TestScript, bool, []string) 
 	return func(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(of(ts).servers[args[0]].Process.Signal(sig))
 	}
+}
+
+func started(ts *testscript.TestScript, _ bool, args []string) {
+	for begin := time.Now(); time.Since(begin) < 20*time.Second; time.Sleep(5 * time.Millisecond) {
+		if found, err := filepath.Glob(ts.MkAbs(args[0])); err == nil && len(found) > 0 {
+			return
+		}
+	}
+	ts.Fatalf("there is no %s", args[0])
 }
 
 var tokenOf = regexp.MustCompile(`/[-0-9a-f]{36}/([-_A-Za-z0-9]{43})`)

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/gabion-storage/gabion/nbd"
 	"github.com/gabion-storage/gabion/raft/client"
@@ -108,7 +109,12 @@ func (s *server) readiness() error {
 // checkDisks keeps an empty --data beside a disk of some cluster from founding
 // another one (H70), and says early what a new server needs.
 func (s *server) checkDisks(context.Context) error {
-	if s.founded() {
+	founded, err := s.founded()
+	if err != nil {
+		return err
+	}
+	s.warnShared()
+	if founded {
 		return nil
 	}
 	switch {
@@ -134,9 +140,32 @@ func (s *server) checkDisks(context.Context) error {
 func (s *server) raftDir() string { return filepath.Join(s.data, "raft") }
 
 // founded reports whether this server was part of a cluster before.
-func (s *server) founded() bool {
+func (s *server) founded() (bool, error) {
 	_, err := os.Lstat(filepath.Join(s.raftDir(), "identity.json"))
-	return err == nil
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%w: --data %s: %w", block.ErrUnavailable, s.data, err)
+	}
+	return true, nil
+}
+
+// warnShared says which disks have no file system of their own: fine to try
+// things out, but then one is full when the other is, and a mount that is
+// missing at the first start looks just like this.
+func (s *server) warnShared() {
+	seen := map[uint64]string{}
+	for _, path := range append([]string{s.data}, s.disks...) {
+		var st syscall.Stat_t
+		if syscall.Stat(path, &st) != nil {
+			continue // whoever opens it says why
+		}
+		if other, shared := seen[st.Dev]; shared {
+			s.log.Warn("a disk has no file system of its own", "path", path, "shared_with", other)
+		}
+		seen[st.Dev] = path
+	}
 }
 
 func (s *server) startConsensus(context.Context) (err error) {
@@ -149,7 +178,11 @@ func (s *server) startConsensus(context.Context) (err error) {
 	if s.ports.raft == 0 {
 		config.Advertise = ""
 	}
-	if !s.founded() {
+	founded, err := s.founded()
+	if err != nil {
+		return err
+	}
+	if !founded {
 		config.Cluster = block.ClusterID{UUID: block.NewUUID()}
 	}
 	if s.consensus, err = consensus.Open(config); err != nil {

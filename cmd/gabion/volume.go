@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -221,6 +222,7 @@ func label(v *metapb.Volume) string {
 func (a *app) completeVolume(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	if len(args) == 0 {
+		a.timeout = time.Second                                                      // somebody waits at a prompt
 		_ = a.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error { // no server, no offers
 			volumes, err := listVolumes(ctx, c)
 			for _, v := range volumes {
