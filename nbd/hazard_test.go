@@ -265,8 +265,7 @@ func TestDroppedRequests(t *testing.T) {
 func TestH05NewSessionEndsTheOlder(t *testing.T) {
 	var mu sync.Mutex
 	older := map[block.Stream]bool{}
-	var s *served
-	s = serve(t, func(_ *nbd.Config, v *served) {
+	s := serve(t, func(_ *nbd.Config, v *served) {
 		parked(v.volume)
 		v.exports.Volumes["v2"] = v.volume
 		v.exports.Opening = func(_ context.Context, name string, st block.Stream) error {

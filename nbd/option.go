@@ -3,6 +3,7 @@ package nbd
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"unicode/utf8"
@@ -35,7 +36,7 @@ func (n *negotiation) broken(err error) error {
 	if why := n.why(); why != nil {
 		return why
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return errAborted
 	}
 	return fmt.Errorf("nbd: handshake: %w", err)

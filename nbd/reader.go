@@ -125,19 +125,22 @@ func (c *conn) readable(fd uintptr) bool {
 		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
 	for {
-		n, err := unix.Read(int(fd), p)
-		switch {
-		case err == unix.EINTR:
+		n, errno := recv(fd, p)
+		switch errno {
+		case unix.EINTR:
 			continue
-		case err == unix.EAGAIN:
+		case unix.EAGAIN:
 			if rd.dst == nil && rd.w == 0 {
 				c.rest()
 			} else if !rd.limited {
 				c.readDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
 			}
 			return false
+		case 0:
+			rd.n = n
+		default:
+			rd.err = errno
 		}
-		rd.n, rd.err = max(n, 0), err
 		return true
 	}
 }

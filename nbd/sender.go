@@ -2,7 +2,6 @@ package nbd
 
 import (
 	"fmt"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -160,18 +159,6 @@ func (c *conn) writable(fd uintptr) bool {
 		}
 	}
 	return true
-}
-
-// writev writes without telling more than needed to anybody: a single piece goes by write.
-func writev(fd uintptr, pieces []unix.Iovec) (uint64, syscall.Errno) {
-	var n uintptr
-	var errno syscall.Errno
-	if len(pieces) == 1 {
-		n, _, errno = syscall.Syscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(pieces[0].Base)), uintptr(pieces[0].Len))
-	} else {
-		n, _, errno = syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&pieces[0])), uintptr(len(pieces)))
-	}
-	return uint64(n), errno
 }
 
 // advance notes that n bytes more are sent.

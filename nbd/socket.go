@@ -6,6 +6,7 @@ import (
 	"net"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,4 +77,23 @@ func hungUp(fd uintptr) bool {
 func isExhaustion(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
 		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+// recv and writev are the two system calls of the request path, without the
+// wrapping of errors that comes with the library's.
+func recv(fd uintptr, p []byte) (int, syscall.Errno) {
+	n, _, errno := syscall.Syscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	return int(n), errno
+}
+
+// writev writes pieces; a single one goes by write.
+func writev(fd uintptr, pieces []unix.Iovec) (uint64, syscall.Errno) {
+	var n uintptr
+	var errno syscall.Errno
+	if len(pieces) == 1 {
+		n, _, errno = syscall.Syscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(pieces[0].Base)), uintptr(pieces[0].Len))
+	} else {
+		n, _, errno = syscall.Syscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&pieces[0])), uintptr(len(pieces)))
+	}
+	return uint64(n), errno
 }
