@@ -42,6 +42,7 @@ func TestScript(t *testing.T) {
 				return err
 			}
 			e.Setenv("GABION_SERVER", fmt.Sprintf("127.0.0.1:%d", s.ports[0]))
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector would keep each process for a second
 			e.Values[scriptKey{}] = s
 			e.Defer(s.killAll)
 			return nil
@@ -117,6 +118,7 @@ func startServer(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	cmd := exec.Command(self)
 	cmd.Args = append([]string{"gabion", "server", "--node", name, "--rack", "r1"}, append(args[1:], portFlags(s.ports[:5])...)...)
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	ts.Check(cmd.Start())

@@ -235,6 +235,37 @@ func checkOrder(t *testing.T, started, stopped string) {
 	}
 }
 
+// What must start before what; it stops after it.
+func TestStepOrder(t *testing.T) {
+	place := map[string]int{}
+	for i, s := range (&server{}).steps() {
+		place[s.Name] = i
+	}
+	for _, c := range []struct{ first, then, why string }{
+		{"data directory", "listeners", "who is not this node binds nothing"},
+		{"data directory", "consensus", "a second server beside a stopped first writes nothing (H39)"},
+		{"listeners", "consensus", "a port in use is found before anything is written"},
+		{"disk check", "consensus", "no cluster is founded beside a disk of another (H70)"},
+		{"http", "consensus", "health answers while a long log is read"},
+		{"consensus", "metadata service", "it answers from the replicated state"},
+		{"metadata service", "disks", "the cluster's identity and extent size decide which disks are its own"},
+		{"disks", "registration", "a node is registered with its disks"},
+		{"registration", "volumes", "grants go to registered processes"},
+		{"disks", "volumes", "closing a volume syncs its disks"},
+		{"metadata service", "volumes", "closing a volume may confirm a detach"},
+		{"volumes", "disk watch", "what the disks report goes to the volumes"},
+		{"volumes", "metadata watch", "what changes goes to the volumes"},
+		{"volumes", "nbd", "connections end before the volumes under them"},
+		{"nbd", "readiness", "whoever asks is sent elsewhere before connections end"},
+	} {
+		a, known := place[c.first]
+		b, alsoKnown := place[c.then]
+		if !known || !alsoKnown || a >= b {
+			t.Errorf("%q must start before %q: %s", c.first, c.then, c.why)
+		}
+	}
+}
+
 // A consensus that cannot go on ends the server with its reason; readiness fails first.
 func TestServerFails(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())

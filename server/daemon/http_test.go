@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -109,4 +111,47 @@ func TestHTTPStop(t *testing.T) {
 		t.Error("a profile of five minutes was not cut")
 	}
 	http.DefaultClient.CloseIdleConnections()
+}
+
+// B147: what is not HTTP gets nothing, is not news, and disturbs nobody.
+func TestB147ForeignBytesOnTheHTTPPort(t *testing.T) {
+	l, err := ListenTCP("127.0.0.1", 0, "--http-port")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	h := NewHTTP(HTTPConfig{
+		Metrics: prometheus.NewRegistry(), Ready: func() error { return nil }, Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	h.Start(l, func(err error) { t.Errorf("failed: %v", err) })
+	for name, bytes := range map[string]string{
+		"binary":      "\x00\x01\x02NBDMAGIC\xff\xfe\n\n",
+		"tls":         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+		"http2":       "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+		"long header": "GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 64<<10),
+		"nothing":     "",
+	} {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(c, bytes)
+		_ = c.(*net.TCPConn).CloseWrite()
+		if b, _ := io.ReadAll(c); len(b) > 4096 {
+			t.Errorf("%s: an answer of %d bytes", name, len(b))
+		}
+		c.Close()
+	}
+	r, err := http.Get("http://" + l.Addr().String() + "/healthz")
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("afterwards: %v %v", r, err)
+	}
+	r.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	if err := h.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("logged: %s", log.String())
+	}
 }
