@@ -166,7 +166,7 @@ func (g *generator) members(v *View, key block.VolumeID, generation uint64) []*m
 		case 1:
 			next.State, next.AdmittedGeneration = m.State, m.AdmittedGeneration
 		}
-		if !g.seldom() || !g.seldom() {
+		if g.IntN(64) > 0 {
 			members = append(members, next)
 		}
 	}

@@ -405,13 +405,15 @@ func TestEventsAreForgottenInOrder(t *testing.T) {
 // TestRestoredViewsGoSeparateWays: two machines that start from one View share nothing that grows.
 func TestRestoredViewsGoSeparateWays(t *testing.T) {
 	s := prepared(t, "alpha")
-	one, two := New(), New()
-	one.Restore(s.View())
-	two.Restore(s.View())
 	put := func(short string) *metapb.Command {
 		return &metapb.Command{Kind: &metapb.Command_PutDisks{PutDisks: &metapb.PutDisks{Node: "n1", Disks: []*metapb.Disk{
 			{Id: id(short), Capacity: 1, State: metapb.Disk_ONLINE}}}}}
 	}
+	s.must(put("d2"))
+	s.must(put("d3")) // now the arrays have room behind their ends
+	one, two := New(), New()
+	one.Restore(s.View())
+	two.Restore(s.View())
 	one.Apply(100, put("d7"))
 	two.Apply(100, put("d8"))
 	s.next = 99

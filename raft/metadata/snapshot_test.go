@@ -152,6 +152,32 @@ func TestRecordsOfNoState(t *testing.T) {
 	}
 }
 
+// TestTailOfOtherRecords: the frame is whole, so only the tail can tell.
+func TestTailOfOtherRecords(t *testing.T) {
+	tailOf := func(v *View) []byte {
+		var b bytes.Buffer
+		e := &encoder{w: &b, digest: sha256.New()}
+		e.state(v)
+		records := b.Len()
+		e.tail()
+		return b.Bytes()[records:]
+	}
+	recordsOf := func(v *View) []byte {
+		var b bytes.Buffer
+		(&encoder{w: &b, digest: sha256.New()}).state(v)
+		return b.Bytes()
+	}
+	one, other := prepared(t, "a").View(), prepared(t, "b").View()
+	for name, c := range map[string]struct {
+		tail []byte
+		want error
+	}{"its own": {tailOf(one), nil}, "as many others": {tailOf(other), block.ErrCorrupt}, "fewer": {tailOf(New().View()), block.ErrCorrupt}, "none": {nil, block.ErrCorrupt}} {
+		if _, err := Decode(bytes.NewReader(framed(t, append(recordsOf(one), c.tail...)))); !errors.Is(err, c.want) || c.want == nil && err != nil {
+			t.Errorf("with the tail of %s: %v", name, err)
+		}
+	}
+}
+
 // snapshotOf writes records with a right tail.
 func snapshotOf(t testing.TB, records []*metapb.SnapshotRecord) []byte {
 	t.Helper()
