@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -118,9 +119,7 @@ func (f *faults) fill() {
 	f.after(f.between(100*time.Millisecond, 10*time.Second), func() {
 		f.full--
 		d.roomAgain()
-		for _, v := range f.server.volumes {
-			v.event((*primary.Core).SpaceChanged)
-		}
+		f.server.allCores((*primary.Core).SpaceChanged)
 	})
 }
 
@@ -156,7 +155,7 @@ func (f *faults) newSession() { f.dev.connect() }
 func (f *faults) grow() {
 	size := f.volume().WantedSize
 	if size < 6*runSize {
-		if err := f.resize(size + (1+f.rand.Int64N(2*runSize/block.SizeQuantum))*block.SizeQuantum); err != nil {
+		if err := f.resize(size + (1+f.rand.Int64N(2*runSize/block.SizeQuantum))*block.SizeQuantum); err != nil && !errors.Is(err, block.ErrNoSpace) {
 			f.failf("resize: %v", err)
 		}
 	}
@@ -176,8 +175,6 @@ func (f *faults) heal() {
 			d.release(k)
 		}
 	}
-	for _, v := range f.server.volumes {
-		v.event((*primary.Core).SpaceChanged)
-	}
+	f.server.allCores((*primary.Core).SpaceChanged)
 	f.after(5*time.Second, f.server.start)
 }

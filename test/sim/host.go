@@ -190,7 +190,7 @@ func (h *host) strike(n int, fault func()) { h.faultIn, h.fault = n, fault }
 // powerOff drops what was not synced, as the seed decides.
 func (h *host) powerOff() {
 	h.tracef("power cut")
-	h.excuses++
+	h.excuses += len(h.disks) // each may come back by itself
 	h.dead, h.faultIn, h.boot = false, 0, block.NewUUID()
 	for _, d := range h.disks {
 		d.store, d.ended, d.torn = nil, false, false

@@ -2,5 +2,5 @@
 
 package sim
 
-// defaultRuns of TestRandom take seconds, so that every `go test` has them.
-const defaultRuns = 60
+// fixedRuns take seconds, so that every `go test` has them.
+const fixedRuns = 40

@@ -2,4 +2,4 @@
 
 package sim
 
-const defaultRuns = 10
+const fixedRuns = 10

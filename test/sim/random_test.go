@@ -11,31 +11,29 @@ import (
 )
 
 var (
-	seedFlag = flag.Uint64("seed", 0, "repeat this random run; 0: -runs of them")
-	runsFlag = flag.Int("runs", 0, "how many random runs; 0: as many as suit a test")
-	baseFlag = flag.Uint64("base", 0, "the first seed; 0: a new one")
+	seedFlag = flag.Int64("seed", -1, "repeat this random run; 0: -runs new ones; -1: the same few every time")
+	runsFlag = flag.Int("runs", 300, "with -seed 0 or -base: how many random runs")
+	baseFlag = flag.Uint64("base", 0, "with -runs: the first seed; 0: a new one")
 )
 
 // TestRandom lets random faults strike a random workload and judges everything
 // the clients see. One seed is one run.
 func TestRandom(t *testing.T) {
-	if *seedFlag != 0 {
-		s := randomRun(t, *seedFlag)
+	runs, base := *runsFlag, *baseFlag
+	switch {
+	case *seedFlag > 0:
+		s := randomRun(t, uint64(*seedFlag))
 		if testing.Verbose() {
 			s.dump()
 		}
 		return
-	}
-	runs, base := *runsFlag, *baseFlag
-	if runs == 0 {
-		runs = defaultRuns
-	}
-	if base == 0 {
+	case *seedFlag < 0 && base == 0:
+		runs, base = fixedRuns, 1
+	case base == 0:
 		base = rand.Uint64N(1<<32) + 1
 	}
 	t.Logf("%d runs from seed %d", runs, base)
-	for i := range uint64(runs) {
-		seed := base + i
+	for seed := base; seed < base+uint64(runs) && !t.Failed(); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			defer func() {
 				if t.Failed() {
@@ -44,9 +42,6 @@ func TestRandom(t *testing.T) {
 			}()
 			randomRun(t, seed)
 		})
-		if t.Failed() {
-			return
-		}
 	}
 }
 
@@ -97,10 +92,17 @@ func (s *sim) settle(o *owner) {
 		s.until("all requests are answered", func() bool {
 			return !o.moving && o.dev.broken == nil && len(o.dev.pending) == 0 && o.dev.pick(nil) != nil
 		})
-		dev, k := o.dev, flush()
-		dev.submit(k)
-		s.until("the last flush is answered", func() bool { return k.done || dev != o.dev })
-		flushed = k.done && k.err == nil
+		dev := o.dev
+		answered := func(k *call) bool {
+			dev.submit(k)
+			s.until(k.String()+" is answered", func() bool { return k.done || dev != o.dev })
+			return k.done && k.err == nil
+		}
+		flushed = true
+		for off := int64(0); off < s.volume().Size; off += runSize { // every run can be born and written
+			flushed = flushed && answered(write(off, blockSize))
+		}
+		flushed = flushed && answered(flush())
 	}
 	s.until("the volume has its wanted size", func() bool { return s.volume().Size == s.volume().WantedSize })
 	s.until("all is well", func() bool { return s.problem() == "" })
@@ -137,7 +139,8 @@ func (s *sim) atRest(o *owner) {
 	s.run(40 * time.Second) // quiet: the marks are cleared
 	s.server.cutPower()
 	s.server.start()
-	s.until("the device has come back", func() bool { return o.dev.pick(nil) != nil || o.dev.broken != nil })
+	o.dev.connect()
+	s.back(o.dev)
 	if o.dev.broken != nil || s.epoch() != epoch {
 		s.failf("the cache epoch rose to %d although all was flushed and quiet", s.epoch())
 	}

@@ -79,7 +79,20 @@ func (s *server) start() {
 		}
 	}
 	s.register()
+	s.later(reportEvery, s.report)
 	s.tick()
+}
+
+// reportEvery is the pause between two reports of a node.
+const reportEvery = 5 * time.Second
+
+// report is the heartbeat. It registers anew what a late registration of an
+// older process has replaced: until then nothing is granted to this one.
+func (s *server) report() {
+	if n := s.cell.state.View().Node(s.node); n != nil && n.Process != s.process.String() {
+		s.register()
+	}
+	s.later(reportEvery, s.report)
 }
 
 func (s *server) register() {
@@ -116,9 +129,7 @@ func (s *server) register() {
 
 // tick is the manager's ticker.
 func (s *server) tick() {
-	for _, v := range s.volumes {
-		v.event(func(c *primary.Core) { c.Tick(s.now) })
-	}
+	s.allCores(func(c *primary.Core) { c.Tick(s.now) })
 	s.later(200*time.Millisecond, s.tick)
 }
 
@@ -134,9 +145,7 @@ func (s *server) reopen(d *disk) {
 			return
 		}
 		s.register()
-		for _, v := range s.volumes {
-			v.event(func(c *primary.Core) { c.DiskChanged(d.id) })
-		}
+		s.allCores(func(c *primary.Core) { c.DiskChanged(d.id) })
 	})
 }
 
@@ -200,6 +209,13 @@ func (s *server) find(id block.VolumeID) *volume {
 		}
 	}
 	return nil
+}
+
+// allCores feeds an event to every open volume.
+func (s *server) allCores(f func(*primary.Core)) {
+	for _, v := range s.volumes {
+		v.event(f)
+	}
 }
 
 // changed follows the watch, as Manager.Changed does.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"os"
 	"testing"
 	"testing/cryptotest"
 	"time"
@@ -75,7 +76,7 @@ func start(t *testing.T, seed uint64, c setup) *sim {
 		s.size = 2 * runSize
 	}
 	cluster := block.ClusterID{UUID: block.NewUUID()}
-	s.host = newHost(w, s.disks, t.TempDir)
+	s.host = newHost(w, s.disks, func() string { return stateDir(t) })
 	if s.direct {
 		s.host.mode = image.Direct
 	}
@@ -87,6 +88,20 @@ func start(t *testing.T, seed uint64, c setup) *sim {
 	s.server.start()
 	s.until("the server is registered", func() bool { return s.cell.state.View().Node(nodeName) != nil })
 	return s.another("data")
+}
+
+// stateDir is for what a store keeps beside its disks: in memory if possible, since it is synced for real.
+func stateDir(t *testing.T) string {
+	const shm = "/dev/shm"
+	if _, err := os.Stat(shm); err != nil {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp(shm, "gabion-sim-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }
 
 // another is the same cell with the eyes on a volume of its own.

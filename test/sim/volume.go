@@ -21,7 +21,6 @@ type volume struct {
 	waiting []func(*volume, error)
 	early   bool // changed before it was open
 	out     primary.Output
-	events  []primary.Event
 	failed  []*primary.IO // finished in line
 	busy    bool          // pump runs
 }
@@ -261,7 +260,7 @@ func (v *volume) do(a primary.Action) {
 		a.Conn.Tag.(*conn).answer(a.Err)
 	case primary.Report:
 		v.tracef("report: %s", a.Event.Type)
-		v.events = append(v.events, a.Event)
+		v.reports = append(v.reports, a.Event)
 	case primary.Retire:
 		v.tracef("volume: retired: %s", outcome(a.Reason))
 		v.volumes = slices.DeleteFunc(v.volumes, func(o *volume) bool { return o == v })

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/gabion-storage/gabion/server/primary"
 )
 
 // world is the scheduler of one run: a clock, a queue of events in order of
@@ -15,8 +17,9 @@ import (
 type world struct {
 	t       testing.TB
 	seed    uint64
-	dials   int // connections made
-	effects int // writes, trims and zeroes that reached a disk
+	dials   int             // connections made
+	reports []primary.Event // of all cores
+	effects int             // writes, trims and zeroes that reached a disk
 	rand    *rand.Rand
 	now     time.Duration
 	queue   events
