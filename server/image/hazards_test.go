@@ -2,6 +2,7 @@ package image
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -13,8 +14,13 @@ import (
 func TestH09NeighbouringSectors(t *testing.T) {
 	for _, mode := range []Mode{Buffered, Direct} {
 		t.Run(mode.String(), func(t *testing.T) {
-			m := labFS(t)
-			i := newImage(t, openDisk(t, m, func(c *Config) { c.Mode = mode }), volA, extent)
+			fs := vfs.Inject(labFS(t), func(op vfs.Op) error {
+				if op.Kind == "write" {
+					runtime.Gosched() // let the others in between a read and the write that belongs to it
+				}
+				return nil
+			})
+			i := newImage(t, openDisk(t, fs, func(c *Config) { c.Mode = mode }), volA, extent)
 			const rounds = 200
 			var clients sync.WaitGroup
 			for s := range int64(8) {
@@ -225,7 +231,17 @@ func TestH26TornRecordEverywhere(t *testing.T) {
 	if b, u := marksOf(i, 0); b|u != 0 {
 		t.Fatalf("an undamaged record has marks %x %x", b, u)
 	}
-	// It heals with the next write of the record.
+	// A torn header is the older one's turn.
+	ok(t, i.Seal(2))
+	ok(t, i.Seal(3))
+	last := i.index.header.offset()
+	ok(t, d.Close())
+	scribble(t, m, last)
+	d = openDisk(t, m)
+	if i = getImage(t, d, volA); i.Generation() != 2 {
+		t.Fatalf("generation %d after the seal at 3 was torn", i.Generation())
+	}
+	// The record heals with its next write.
 	ok(t, i.Sync())
 	ok(t, i.ClearMarks(9, Behind|Unflushed))
 	ok(t, d.Close())
@@ -342,10 +358,17 @@ func TestH28ClearRacesWithAWrite(t *testing.T) {
 	if b, u := marksOf(i, 0); b == 0 || u != 0 {
 		t.Fatalf("cleared only unflushed: behind %x, unflushed %x", b, u)
 	}
+	// Synced here, but the flush that the clear stands for did not cover it everywhere.
+	ok(t, do(i, put(92, 0, fill(3, 512))))
+	ok(t, i.Sync())
+	ok(t, i.ClearMarks(91, Behind|Unflushed))
+	if !marked(0) {
+		t.Fatal("cleared beyond upto")
+	}
 	// A new generation counts its own sequences.
 	ok(t, i.Seal(2))
 	ok(t, i.ClearMarks(0, Behind|Unflushed))
-	if marked(0) || i.Unflushed() {
+	if b, u := marksOf(i, 0); b|u != 0 || i.Unflushed() {
 		t.Fatal("older generations' writes stay marked")
 	}
 	ok(t, i.ClearMarks(0, Behind|Unflushed))
