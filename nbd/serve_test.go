@@ -104,6 +104,9 @@ func serve(t testing.TB, change func(*nbd.Config, *served)) *served {
 			t.Errorf("after the end something is left: %+v", st)
 		}
 		_ = os.RemoveAll(dir)
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", s.log.String())
+		}
 	})
 	return s
 }

@@ -48,9 +48,6 @@ func (e Export) MultiConn() bool {
 // afterwards. Errors wrap *RefusedError, ErrProtocol or what conn said.
 func Handshake(ctx context.Context, conn net.Conn, t Target, structured bool) (Export, error) {
 	h := handshake{conn: conn, target: t}
-	if d, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(d)
-	}
 	cancelled := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(cancelled)
