@@ -141,6 +141,19 @@ func TestSyncsAreShared(t *testing.T) {
 		if n != 2 {
 			t.Fatalf("%d syncs for eleven callers", n)
 		}
+		// A write that ends while a sync runs is not covered by it.
+		ok(t, do(i, put(3, 0, fill(3, 512))))
+		call(1)
+		<-started
+		ok(t, do(i, put(4, 0, fill(4, 512))))
+		proceed <- nil
+		callers.Wait()
+		call(1)
+		if third := <-started; third != 4 {
+			t.Fatalf("sync %d", third)
+		}
+		proceed <- nil
+		callers.Wait()
 		hold.Store(false)
 	})
 }

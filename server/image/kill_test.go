@@ -21,9 +21,18 @@ func TestKillAtEveryOperation(t *testing.T) {
 			}
 			return nil
 		})
-		finished := survives(func() { lifetime(t, dying, true) })
+		finished := survives(func() { lifetime(t, dying, true, func() {}) })
 		m.Kill()
-		d := lifetime(t, m, false)
+		// What a step has confirmed must hold before the next sync, too.
+		d := lifetime(t, m, false, func() {
+			d := openDisk(t, m.Crash(0))
+			i := getImage(t, d, volA)
+			if lost := i.Lost([]block.RunIndex{0, 1}); len(lost) > 0 {
+				t.Fatalf("killed before operation %d, repeated: lost %v", at, lost)
+			}
+			isAll(t, get(t, i, 16*extent, extent), 0)
+			ok(t, d.Close())
+		})
 		for seed := range uint64(3) {
 			judge(t, at, m.Crash(seed))
 		}
@@ -47,8 +56,9 @@ func survives(f func()) (finished bool) {
 }
 
 // lifetime is work that can be repeated. In its first life it finds old bytes
-// where run 1 is to be born.
-func lifetime(t *testing.T, fs vfs.FS, first bool) *Disk {
+// where run 1 is to be born. look is called after steps that no sync of the
+// data follows.
+func lifetime(t *testing.T, fs vfs.FS, first bool, look func()) *Disk {
 	d, err := Open(fs, labConfig())
 	ok(t, err)
 	i, err := d.CreateImage(Description{ID: volA, Name: "a", Size: 17 * extent})
@@ -60,9 +70,11 @@ func lifetime(t *testing.T, fs vfs.FS, first bool) *Disk {
 	}
 	ok(t, i.Seal(2))
 	ok(t, i.Birth(2, []block.RunIndex{0, 1}))
+	look()
 	ok(t, do(i, put(1, 0, fill(1, 4096))))
 	ok(t, do(i, put(2, 5*region, fill(2, 512))))
 	ok(t, i.Grow(20*extent))
+	look()
 	ok(t, do(i, put(3, 20*extent-4096, fill(3, 4096))))
 	ok(t, i.Sync())
 	return d
