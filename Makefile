@@ -37,13 +37,13 @@ demo: build ## the guided tour: a server on loopback, a volume's whole life, a k
 test: setup unit interop cluster ## all tests but the long ones
 
 unit: ## unit tests, scripts, fuzz seeds and a short simulation, under the race detector
-	$(GO) test -race -timeout 10m $(UNITS)
+	$(GO) test -race -timeout 20m $(UNITS)
 
 interop: setup build ## foreign NBD clients against a real server
-	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 10m ./test/interop
+	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/interop
 
 cluster: setup build ## real processes: kills, full disks, strangers, memory, sizes
-	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 10m ./test/cluster
+	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/cluster
 
 sim: ## the simulator: random schedules; SEED=n repeats one
 	$(GO) test -count=1 -timeout 30m ./test/sim -run TestRandom -seed $(SEED) -runs $(RUNS)

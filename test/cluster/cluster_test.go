@@ -199,6 +199,26 @@ func show(t *testing.T, s *cluster.Server, name string) (v shown) {
 	return v
 }
 
+// metric is the sum of a metric's series.
+func metric(t *testing.T, s *cluster.Server, name string) (sum float64) {
+	t.Helper()
+	status, text, err := s.Get(t.Context(), "/metrics")
+	if err != nil || status != 200 {
+		t.Fatalf("/metrics: %d %v", status, err)
+	}
+	for line := range strings.Lines(text) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if family, _, _ := strings.Cut(series, "{"); ok && family == name {
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				t.Fatalf("/metrics: %s: %v", line, err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}
+
 // api is the metadata service of a server, for what would be too many processes through the CLI.
 func api(t *testing.T, s *cluster.Server) metapb.MetadataClient {
 	t.Helper()

@@ -236,6 +236,52 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 	}
 }
 
+// A caller that fails again and again is answered cheaply: nothing of it reaches the log of the metadata service or a disk.
+func TestB161CallerRetriesWithoutPause(t *testing.T) {
+	s := start(t)
+	cli(t, s, "volume", "create", "v", "--size", "1GiB", "--replicas", "1")
+	client := api(t, s)
+	name := func(n string) *metapb.VolumeRef { return &metapb.VolumeRef{Name: n} }
+	calls := map[string]func() error{
+		"attach of nothing": func() error {
+			_, err := client.Attach(t.Context(), &metapb.AttachRequest{Volume: name("nothing"), Node: "n"})
+			return err
+		},
+		"name taken": func() error {
+			_, err := client.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "v", Size: 2 << 30, Policy: &metapb.Policy{Replicas: 1}})
+			return err
+		},
+		"too many copies": func() error {
+			_, err := client.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "w", Size: 2 << 30, Policy: &metapb.Policy{Replicas: 3}})
+			return err
+		},
+		"shrink": func() error {
+			_, err := client.ResizeVolume(t.Context(), &metapb.ResizeVolumeRequest{Volume: name("v"), Size: 1 << 20})
+			return err
+		},
+	}
+	disk, log, index := tree(t, s.Disks[0]), len(s.Log()), metric(t, s, "gabion_raft_last_index")
+	for range scaled(50, 1500) {
+		for what, call := range calls {
+			if call() == nil {
+				t.Fatalf("%s succeeded", what)
+			}
+		}
+	}
+	if now := metric(t, s, "gabion_raft_last_index"); now > index+2 { // a report of the disk may fall into the time
+		t.Errorf("failing calls made %v log entries", now-index)
+	}
+	if now := tree(t, s.Disks[0]); now != disk {
+		t.Errorf("failing calls changed the disk:\n%s\n%s", disk, now)
+	}
+	if grown := len(s.Log()) - log; grown > 16<<10 {
+		t.Errorf("failing calls made %d bytes of log", grown)
+	}
+	if _, err := s.Attach(t.Context(), "v"); err != nil {
+		t.Errorf("a good call afterwards: %v", err)
+	}
+}
+
 // A command that the service refuses is a refusal, with its own code, for every caller.
 func TestH80RefusalIsNotSuccess(t *testing.T) {
 	s := start(t)

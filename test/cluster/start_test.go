@@ -289,8 +289,16 @@ func TestH70MetadataKnowsNothing(t *testing.T) {
 	t.Run("old backup", func(t *testing.T) {
 		s, u := prepared(t)
 		system(t, "cp", "-a", data(s), data(s)+".backup")
-		for range 3 { // generations that the backup does not know
+		var later string
+		for i := range 3 { // generations that the backup does not know, and a volume
 			ready(t, s)
+			if i == 0 {
+				w := volume(t, s, "later", "64MiB")
+				later = filepath.Join(s.Disks[0], "volumes", w.VolumeID())
+				if err := connect(t, s, w).writeFUA(0, block); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if err := connect(t, s, u).writeFUA(4096, block); err != nil {
 				t.Fatal(err)
 			}
@@ -314,6 +322,12 @@ func TestH70MetadataKnowsNothing(t *testing.T) {
 			t.Errorf("the volume was opened below the generation that its disk has seen")
 		}
 		mentions(t, cli(t, s, "events"), "PrimaryDeposed", "has seen")
+		eventually(t, 30*time.Second, "a metric counts the volume that nobody knows", func() bool {
+			return metric(t, s, "gabion_disk_unknown_volumes") == 1
+		})
+		if n := used(t, later); n < 4096 {
+			t.Errorf("the volume that nobody knows has %d bytes left", n)
+		}
 		if after := used(t, filepath.Join(s.Disks[0], "volumes")); after < before {
 			t.Errorf("%d bytes became %d", before, after)
 		}
