@@ -298,7 +298,7 @@ func TestB063Paging(t *testing.T) {
 	s := prepared(t, names...)
 	seen, gone := map[string]int{}, map[string]bool{}
 	var after Position
-	for page := 0; ; page++ {
+	for page := 0; page <= len(names); page++ {
 		volumes := s.View().Volumes(after, 10)
 		if len(volumes) == 0 {
 			break

@@ -77,7 +77,7 @@ func TestCapacityTable(t *testing.T) {
 // TestMaximumIsAcceptedAndNotMore is B139, for any cell and demand.
 func TestMaximumIsAcceptedAndNotMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCell(t)
+		c := drawCell(t, 1)
 		var demand Demand
 		for r := 1; r <= MaxReplicas; r++ { // made by volumes that were accepted
 			for range rapid.IntRange(0, 2).Draw(t, "volumes") {
@@ -153,7 +153,7 @@ func sortDescending(s []int64) {
 // TestRacksAddUp is the last part of B138.
 func TestRacksAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCell(t)
+		c := drawCell(t, 1)
 		demand := Demand{1: rapid.Int64Range(0, 1<<42).Draw(t, "demand")}
 		racks, sum := map[string]bool{}, int64(0)
 		for _, n := range c.Nodes {
@@ -169,13 +169,14 @@ func TestRacksAddUp(t *testing.T) {
 	})
 }
 
-func drawCell(t *rapid.T) Cell {
+// drawCell draws nodes with one or two disks of at least so many bytes.
+func drawCell(t *rapid.T, least int64) Cell {
 	c := Cell{Overcommit: rapid.Uint32Range(0, 20).Draw(t, "overcommit")}
 	for i := range rapid.IntRange(1, 6).Draw(t, "nodes") {
 		name := fmt.Sprint("n", i)
 		c.Nodes = append(c.Nodes, &metapb.Node{Name: name, Rack: fmt.Sprint("r", rapid.IntRange(0, 2).Draw(t, "rack")), Up: true})
 		for range rapid.IntRange(1, 2).Draw(t, "disks") {
-			c.Disks = append(c.Disks, disk(name, len(c.Disks), rapid.Int64Range(1, 1<<42).Draw(t, "capacity")))
+			c.Disks = append(c.Disks, disk(name, len(c.Disks), rapid.Int64Range(least, 1<<42).Draw(t, "capacity")))
 		}
 	}
 	return c
