@@ -63,6 +63,8 @@ func serve(t testing.TB, change func(*nbd.Config, *served)) *served {
 	s := &served{volume: nbdtest.NewMemory(size), log: new(syncBuffer)}
 	s.exports = &nbdtest.Exports{Volumes: map[string]*nbdtest.Memory{"v": s.volume}, Refuse: map[string]error{}}
 	cfg := nbd.Config{Exports: s.exports, Log: slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	// Both clocks stand still unless a test moves them: a busy machine must not look like a stopped process.
+	cfg.BootTime = func() time.Duration { return 0 }
 	if change != nil {
 		change(&cfg, s)
 	}
@@ -70,6 +72,7 @@ func serve(t testing.TB, change func(*nbd.Config, *served)) *served {
 	if s.Server, err = nbd.New(cfg); err != nil {
 		t.Fatal(err)
 	}
+	s.SetClock(cfg.BootTime)
 	dir, err := os.MkdirTemp("", "nbd") // t.TempDir is too long for a socket's name
 	if err != nil {
 		t.Fatal(err)
