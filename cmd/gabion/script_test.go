@@ -35,6 +35,7 @@ func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
+		Deadline:            time.Now().Add(2 * time.Minute), // a server that should have been refused would run for ever
 		Setup: func(e *testscript.Env) error {
 			s := &scripted{servers: map[string]*process{}}
 			var err error
