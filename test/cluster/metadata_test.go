@@ -78,9 +78,7 @@ func TestB056CreateFiftyTimesAtOnce(t *testing.T) {
 // The caller gives up, the server does not: one volume comes of it, under its name.
 func TestB057TimedOutCreate(t *testing.T) {
 	s := start(t, "--fault-injection")
-	if status, body, err := s.HTTP(t.Context(), "POST", "/faults", `{"point":"metadata.create","delay":"3s"}`); err != nil || status/100 != 2 {
-		t.Fatalf("arming a fault: %d %s %v", status, body, err)
-	}
+	arm(t, s, `{"point":"metadata.create","delay":"3s"}`)
 	create := []string{"volume", "create", "v", "--size", "1GiB", "--replicas", "1", "--timeout", "500ms"}
 	for range 3 {
 		cliRefuses(t, s, 1, create...)
@@ -207,9 +205,7 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 		open = append(open, r)
 		before = append(before, show(t, s, name))
 	}
-	if status, body, err := s.HTTP(t.Context(), "POST", "/faults", `{"point":"disk.sync","error":"io","count":1}`); err != nil || status/100 != 2 {
-		t.Fatalf("arming a fault: %d %s %v", status, body, err)
-	}
+	arm(t, s, `{"point":"disk.sync","error":"io","count":1}`)
 	_ = open[0].SetDeadline(time.Now().Add(20 * time.Second))
 	if _, err := open[0].send(cmdFlush, 0, 0, 0, nil); err != nil {
 		t.Fatal(err)
