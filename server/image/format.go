@@ -163,9 +163,9 @@ func decodeRecord(a, b []byte, e block.ExtentIndex) (s slot, state slotState) {
 	sb, stateB := decodeSlot(b, e, 1)
 	switch {
 	case stateA == good && (stateB != good || sa.counter > sb.counter):
-		s, state = sa, good
+		s = sa
 	case stateB == good:
-		s, state = sb, good
+		s = sb
 	case stateA == damaged && stateB == damaged:
 		return slot{extent: e}, damaged
 	default:
