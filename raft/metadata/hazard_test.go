@@ -295,8 +295,17 @@ func TestB063Paging(t *testing.T) {
 	for i := range 250 {
 		names = append(names, fmt.Sprintf("pvc-%06d", random.IntN(1_000_000)*1000+i))
 	}
-	s := prepared(t, names...)
-	seen, gone := map[string]int{}, map[string]bool{}
+	s := prepared(t)
+	apply := func(c *metapb.Command) { // checked at the end only
+		s.next++
+		if r := s.Apply(s.next, c); r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	for i, name := range names {
+		apply(create(fmt.Sprint("v", i+1), name, 1<<30))
+	}
+	seen := map[string]int{}
 	var after Position
 	for page := 0; page <= len(names); page++ {
 		volumes := s.View().Volumes(after, 10)
@@ -307,11 +316,12 @@ func TestB063Paging(t *testing.T) {
 			seen[v.Id]++
 			after = Position{v.Name, volumeID(v.Id)}
 		}
-		first := volumes[0].Id
-		s.must(&metapb.Command{Kind: &metapb.Command_DeleteVolume{DeleteVolume: &metapb.DeleteVolume{Id: first}}})
-		gone[first] = true
-		// The next one takes a name that was seen already.
-		s.must(create(fmt.Sprint("v", 1000+page), volumes[0].Name, 1<<30))
+		// One goes, and the next one takes its name, which was seen already.
+		apply(&metapb.Command{Kind: &metapb.Command_DeleteVolume{DeleteVolume: &metapb.DeleteVolume{Id: volumes[0].Id}}})
+		apply(create(fmt.Sprint("v", 1000+page), volumes[0].Name, 1<<30))
+	}
+	if err := Check(s.View()); err != nil {
+		t.Fatal(err)
 	}
 	for i := range names {
 		if v := id(fmt.Sprint("v", i+1)); seen[v] != 1 {
