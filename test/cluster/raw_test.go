@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +22,9 @@ type raw struct {
 	size   uint64
 	flags  uint16
 	cookie uint64
+	// again connects anew, as every lasting client does: a server that was held up for a second, which a busy machine
+	// may do to it, closes its connections. nil: this one does not.
+	again func() (*raw, error)
 }
 
 const (
@@ -74,6 +79,9 @@ func (r *raw) option(option uint32, data []byte) error {
 	return err
 }
 
+// errRefused is the server's answer to an option, in contrast to a connection that broke.
+var errRefused = errors.New("refused")
+
 // goTo enters an export by OPT_GO. A refusal is an error with the server's sentence.
 func (r *raw) goTo(export string) error {
 	data := binary.BigEndian.AppendUint32(nil, uint32(len(export)))
@@ -100,7 +108,7 @@ func (r *raw) goTo(export string) error {
 		case kind == repInfo && length == 12 && binary.BigEndian.Uint16(body) == infoExport:
 			r.size, r.flags = binary.BigEndian.Uint64(body[2:]), binary.BigEndian.Uint16(body[10:])
 		case kind&(1<<31) != 0:
-			return fmt.Errorf("refused with %#x: %s", kind, body)
+			return fmt.Errorf("%w with %#x: %s", errRefused, kind, body)
 		}
 	}
 }
@@ -151,8 +159,26 @@ func (r *raw) receiveAny(data func(cookie uint64) []byte) (cookie uint64, err er
 	return cookie, err
 }
 
-// do sends one request and waits for its reply.
+// do sends one request and waits for its reply. If the connection breaks it is sent again over a new one.
 func (r *raw) do(command, flags uint16, off int64, length int, payload, data []byte) error {
+	err := r.once(command, flags, off, length, payload, data)
+	for range 5 {
+		var answered errno
+		if err == nil || errors.As(err, &answered) || r.again == nil {
+			return err
+		}
+		_ = r.Close()
+		next, dialErr := r.again()
+		if dialErr != nil {
+			return errors.Join(err, dialErr)
+		}
+		r.Conn, r.size, r.flags = next.Conn, next.size, next.flags
+		err = r.once(command, flags, off, length, payload, data)
+	}
+	return err
+}
+
+func (r *raw) once(command, flags uint16, off int64, length int, payload, data []byte) error {
 	_ = r.SetDeadline(time.Now().Add(60 * time.Second))
 	if _, err := r.send(command, flags, off, length, payload); err != nil {
 		return err
@@ -193,23 +219,30 @@ func openTCP(s *cluster.Server, u cluster.URIs) (*raw, error) {
 }
 
 func openAt(network, address string, u cluster.URIs) (*raw, error) {
-	r, err := dial(context.Background(), network, address)
-	if err != nil {
-		return nil, err
+	var err error
+	for range 5 {
+		var r *raw
+		if r, err = dial(context.Background(), network, address); err == nil {
+			if err = r.goTo(u.Export()); err == nil {
+				return r, nil
+			}
+			_ = r.Close()
+		}
+		if errors.Is(err, errRefused) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+			break
+		}
 	}
-	if err := r.goTo(u.Export()); err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	return r, nil
+	return nil, err
 }
 
-// connect is open for a test that cannot go on without.
+// connect is open for a test that cannot go on without. It connects again when the connection breaks.
 func connect(t *testing.T, s *cluster.Server, u cluster.URIs) *raw {
 	t.Helper()
 	r, err := open(s, u)
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.again = func() (*raw, error) { return open(s, u) }
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
