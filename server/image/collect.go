@@ -128,9 +128,7 @@ func (d *Disk) Quarantine(id block.VolumeID, reason string) error {
 	}
 	defer h.mu.Unlock()
 	if h.img != nil {
-		if err := h.img.close(); err != nil {
-			return err
-		}
+		_ = h.img.close(false) // deleted volumes need no sync, and others' unflushed data no promise
 		h.img = nil
 	}
 	if err := d.moveAway(id.String(), reason); err != nil {

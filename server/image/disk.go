@@ -192,6 +192,9 @@ func Open(fs vfs.FS, c Config) (*Disk, error) {
 		d.mode = Buffered
 	}
 	if err := d.open(c); err != nil {
+		if d.instance != nil && errors.Is(err, block.ErrIO) {
+			err = errors.Join(err, d.instance.end()) // the next attempt may succeed, and proves nothing
+		}
 		d.closeDirs()
 		return nil, err
 	}
@@ -203,6 +206,9 @@ func (d *Disk) open(c Config) (err error) {
 		return fmt.Errorf("disk %s: %w", d.path, err)
 	}
 	if err := d.identify(c); err != nil {
+		return err
+	}
+	if d.instance, err = openInstance(d.fs, c.InstanceFile, d.identity.Disk, c.Boot, d.where); err != nil {
 		return err
 	}
 	if err := d.fault.Hit("disk.open", d.name); err != nil {
@@ -231,8 +237,7 @@ func (d *Disk) open(c Config) (err error) {
 	if _, err := d.space.refresh(); err != nil {
 		return fmt.Errorf("disk %s: %w", d.name, err)
 	}
-	d.instance, err = openInstance(d.fs, c.InstanceFile, d.identity.Disk, c.Boot, d.where)
-	return err
+	return nil
 }
 
 // identify takes the lock and proves that this is the disk that is meant.
@@ -372,7 +377,7 @@ func (d *Disk) Close() error {
 	var errs []error
 	for _, h := range d.all() {
 		if h.img != nil {
-			errs = append(errs, h.img.close())
+			errs = append(errs, h.img.close(true))
 			h.img = nil
 		}
 	}

@@ -140,6 +140,22 @@ func TestH24RemountIsNotContinuity(t *testing.T) {
 			want(t, do(getImage(t, d, volA), put(2, region, fill(1, 512))), block.ErrIO)
 			m.Kill()
 		}, same, block.Rebooted},
+		"error while opening": {func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, _ *Disk) {
+			m.Kill()
+			ok(t, rules.Add("syncdir volumes #1 eio")) // reported once; a second open finds nothing wrong
+			_, err := Open(vfs.Inject(m, rules.Hook), labConfig())
+			want(t, err, block.ErrIO)
+		}, same, block.Rebooted},
+		"error while opening an image": {func(t *testing.T, m *vfs.Mem, rules *vfs.Rules, d *Disk) {
+			ok(t, d.Close())
+			fs := vfs.Inject(m, rules.Hook)
+			d, err := Open(fs, labConfig())
+			ok(t, err)
+			ok(t, rules.Add("read head.idx #1 eio"))
+			_, err = d.Image(volA)
+			want(t, err, block.ErrIO)
+			ok(t, d.Close())
+		}, same, block.Rebooted},
 		"damaged instance file": {func(t *testing.T, m *vfs.Mem, _ *vfs.Rules, d *Disk) {
 			ok(t, d.Close())
 			state, err := m.OpenDir("/state")

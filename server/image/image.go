@@ -120,6 +120,9 @@ func openImage(d *Disk, id block.VolumeID) (_ *Image, err error) {
 	i := &Image{disk: d, id: id, name: id.String(), syncs: rounds{turn: newTurn()}}
 	defer func() {
 		if err != nil {
+			if errors.Is(err, block.ErrIO) && d.Err() == nil {
+				d.doubt(err)
+			}
 			i.closeFiles()
 			err = fmt.Errorf("volume %s on disk %s: %w", id, d.name, err)
 		}
@@ -180,7 +183,6 @@ func (i *Image) openIndex() error {
 	x.completed.Store(1)
 	pages := make([]byte, headerSize)
 	if err := readUpTo(x.file, pages, 0); err != nil {
-		i.disk.doubt(err)
 		return err
 	}
 	h, err := newestHeader(pages)
@@ -198,7 +200,6 @@ func (i *Image) openIndex() error {
 	}
 	damage, err := x.scan(info.Size)
 	if err != nil {
-		i.disk.doubt(err)
 		return fmt.Errorf("%s: %w", indexFile, err)
 	}
 	if damage > 0 {
@@ -240,11 +241,12 @@ func (i *Image) enter() error {
 
 func (i *Image) leave() { i.gate.RUnlock() }
 
-// close waits for running operations, syncs, and closes the files.
-func (i *Image) close() error {
-	err := i.Sync()
-	if errors.Is(err, block.ErrIO) {
-		err = nil // the instance has ended, and everybody was told
+// close waits for running operations and closes the files, synced or not.
+func (i *Image) close(sync bool) (err error) {
+	if sync {
+		if err = i.Sync(); errors.Is(err, block.ErrIO) {
+			err = nil // the instance has ended, and everybody was told
+		}
 	}
 	i.gate.Lock()
 	defer i.gate.Unlock()
