@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/url"
@@ -11,11 +9,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	nbd "github.com/gabion-storage/gabion/nbd/client"
 	"github.com/gabion-storage/gabion/raft/client"
@@ -104,19 +100,6 @@ func (a *app) runDemo(ctx context.Context, amount int64, keep bool) (err error) 
 		t.farewell(dir)
 	}
 	return nil
-}
-
-// patternSize is what the tour writes: less than wanted where a small disk cannot spare that.
-func patternSize(dir string, wanted int64) (int64, error) {
-	var s syscall.Statfs_t
-	if err := syscall.Statfs(dir, &s); err != nil {
-		return 0, fmt.Errorf("%w: free space of %s: %w", block.ErrUnavailable, dir, err)
-	}
-	spare := int64(s.Bavail) * s.Bsize / 4
-	if spare < 16*chunk {
-		return 0, fmt.Errorf("%w: %s has too little free space: set TMPDIR to a directory with some more", block.ErrNoSpace, dir)
-	}
-	return min(wanted, spare) / chunk * chunk, nil
 }
 
 type tourStep struct {
@@ -220,28 +203,6 @@ func (t *tour) verify(ctx context.Context) (string, error) {
 
 func (t *tour) writeAt(p []byte, off int64) error { _, err := t.disk.WriteAt(p, off); return err }
 func (t *tour) readAt(p []byte, off int64) error  { _, err := t.disk.ReadAt(p, off); return err }
-
-// chunks calls f for every chunk below size, from several goroutines.
-func chunks(ctx context.Context, size int64, f func(off int64, buf []byte) error) error {
-	var next atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	for range streams {
-		g.Go(func() error {
-			buf := make([]byte, chunk)
-			for ctx.Err() == nil {
-				off := next.Add(chunk) - chunk
-				if off >= size {
-					return nil
-				}
-				if err := f(off, buf); err != nil {
-					return err
-				}
-			}
-			return ctx.Err()
-		})
-	}
-	return g.Wait()
-}
 
 func (t *tour) grow(ctx context.Context) (string, error) {
 	err := t.ask(ctx, func(ctx context.Context, c *client.Client) (err error) {
@@ -367,23 +328,4 @@ The server keeps running (process %[1]d, directory %[2]s). Try:
 
 End it with: kill %[1]d; rm -r %[2]s`,
 		t.server.cmd.Process.Pid, dir, t.servers, t.uri, filepath.Join(dir, "nbd.sock"), u.Path[1:])
-}
-
-// pattern fills buf with what belongs at off in a round: no two words of the volume are alike.
-func (t *tour) pattern(buf []byte, off int64, round uint64) {
-	for i := 0; i < len(buf); i += 8 {
-		x := t.seed + round<<56 + uint64(off+int64(i))
-		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-		x = (x ^ x>>27) * 0x94d049bb133111eb
-		binary.LittleEndian.PutUint64(buf[i:], x^x>>31)
-	}
-}
-
-func (t *tour) compare(got []byte, off int64, round uint64) error {
-	want := make([]byte, len(got))
-	t.pattern(want, off, round)
-	if !bytes.Equal(got, want) {
-		return fmt.Errorf("%w: what was read at offset %d is not what was written", block.ErrCorrupt, off)
-	}
-	return nil
 }

@@ -7,11 +7,8 @@ import (
 	"math"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strconv"
-	"strings"
-	"syscall"
 
 	"github.com/gabion-storage/gabion/nbd"
 	"github.com/gabion-storage/gabion/raft/client"
@@ -21,7 +18,6 @@ import (
 	"github.com/gabion-storage/gabion/raft/service"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
-	"github.com/gabion-storage/gabion/server/image"
 	"github.com/gabion-storage/gabion/server/primary"
 	"github.com/gabion-storage/gabion/server/replica"
 )
@@ -104,68 +100,6 @@ func (s *server) readiness() error {
 		return fmt.Errorf("%w: %s", block.ErrUnavailable, *what)
 	}
 	return nil
-}
-
-// checkDisks keeps an empty --data beside a disk of some cluster from founding
-// another one (H70), and says early what a new server needs.
-func (s *server) checkDisks(context.Context) error {
-	founded, err := s.founded()
-	if err != nil {
-		return err
-	}
-	s.warnShared()
-	if founded {
-		return nil
-	}
-	switch {
-	case s.join != "":
-		return fmt.Errorf("%w: --join %s: this version has one metadata server to a cluster, so no other can enter it: start with --bootstrap", block.ErrUnsupported, s.join)
-	case !s.bootstrap:
-		return fmt.Errorf("%w: --data %s is empty: found a cluster with --bootstrap, or name the directory that this server had before", block.ErrPrecondition, s.data)
-	}
-	for _, path := range s.disks {
-		id, err := image.Probe(s.fs, path)
-		switch {
-		case err == nil:
-			return fmt.Errorf("%w: disk %s belongs to cluster %s, but --data %s is empty: "+
-				"a new cluster would know nothing of its volumes. Name the --data directory of that cluster (restore it if it is lost), or another disk",
-				block.ErrPrecondition, path, id.Cluster, s.data)
-		case !errors.Is(err, block.ErrNotFound):
-			return fmt.Errorf("disk %s: %w", path, err)
-		}
-	}
-	return nil
-}
-
-func (s *server) raftDir() string { return filepath.Join(s.data, "raft") }
-
-// founded reports whether this server was part of a cluster before.
-func (s *server) founded() (bool, error) {
-	_, err := os.Lstat(filepath.Join(s.raftDir(), "identity.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("%w: --data %s: %w", block.ErrUnavailable, s.data, err)
-	}
-	return true, nil
-}
-
-// warnShared says which disks have no file system of their own: fine to try
-// things out, but then one is full when the other is, and a mount that is
-// missing at the first start looks just like this.
-func (s *server) warnShared() {
-	seen := map[uint64]string{}
-	for _, path := range append([]string{s.data}, s.disks...) {
-		var st syscall.Stat_t
-		if syscall.Stat(path, &st) != nil {
-			continue // whoever opens it says why
-		}
-		if other, shared := seen[st.Dev]; shared {
-			s.log.Warn("a disk has no file system of its own", "path", path, "shared_with", other)
-		}
-		seen[st.Dev] = path
-	}
 }
 
 func (s *server) startConsensus(context.Context) (err error) {
@@ -252,10 +186,9 @@ func (s *server) stopService(ctx context.Context) error {
 
 func (s *server) openDisks(context.Context) (err error) {
 	s.waitFor("its disks are being opened")
-	api := metadataOf{api: s.client, node: s.node, process: s.process}
 	s.store, err = replica.Open(replica.Config{
 		FS: s.fs, Paths: s.disks, StateDir: s.data, Cluster: s.cluster, Geometry: s.geometry,
-		Boot: s.boot, Process: s.process, Registry: api, Log: s.log, Fault: s.faults,
+		Boot: s.boot, Process: s.process, Registry: s.metadata(), Log: s.log, Fault: s.faults,
 		Changed: func(id block.DiskID) { s.registrar.diskChanged(); s.manager.DiskChanged(id) },
 		Space:   func() { s.registrar.diskChanged(); s.manager.SpaceChanged() },
 	})
@@ -269,26 +202,7 @@ func (s *server) openDisks(context.Context) (err error) {
 	s.registrar = &registrar{
 		client: s.client, node: s.describe(), cluster: s.cluster, disks: s.store.Reports, log: s.log, changed: make(chan struct{}, 1),
 	}
-	s.manager, err = primary.New(primary.Config{
-		Metadata: api, Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
-	})
-	if err != nil {
-		return errors.Join(err, s.store.Close())
-	}
 	return nil
-}
-
-// someDisk lets a server with a dead disk serve its others, and keeps one
-// without any from looking alive.
-func (s *server) someDisk() error {
-	var problems []string
-	for _, r := range s.store.Reports() {
-		if r.Online {
-			return nil
-		}
-		problems = append(problems, r.Problem)
-	}
-	return fmt.Errorf("%w: no disk can be used: %s", block.ErrUnavailable, strings.Join(problems, "; "))
 }
 
 func (s *server) closeDisks(context.Context) error { return s.store.Close() }
@@ -303,7 +217,18 @@ func (s *server) describe() *metapb.Node {
 	}
 }
 
-func (s *server) startVolumes(context.Context) error {
+// metadata is the metadata service in the words of this server's disks and volumes.
+func (s *server) metadata() metadataOf {
+	return metadataOf{api: s.client, node: s.node, process: s.process}
+}
+
+func (s *server) startVolumes(context.Context) (err error) {
+	s.manager, err = primary.New(primary.Config{
+		Metadata: s.metadata(), Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
+	})
+	if err != nil {
+		return err
+	}
 	s.registry.MustRegister(s.volumeMetrics(), &s.traffic)
 	s.follower = &follower{
 		client: s.client, changed: s.manager.Changed, log: s.log,
