@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -169,13 +170,27 @@ func (l *list) once(ctx context.Context, s *server, kind kind, method string, ar
 		return err
 	}
 	err := metapb.FromStatus(s.conn.Invoke(ctx, method, args, reply, opts...))
-	if err == nil || answered(err) && !ended(err) {
+	if err == nil || answered(err) && !ended(err) || refused(err) {
 		return err
 	}
 	if kind == reads {
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: no answer from the metadata server: %w", block.ErrUnknown, err)
+}
+
+// refused reports whether gRPC itself turned the call down, before the service
+// or after it answered: saying it again changes nothing.
+func refused(err error) bool {
+	var e *metapb.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.Code() {
+	case codes.Unimplemented, codes.ResourceExhausted, codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument:
+		return true
+	}
+	return false
 }
 
 func answered(err error) bool {

@@ -175,7 +175,7 @@ func TestB122LeadershipLostIsNotNotApplied(t *testing.T) {
 	stop := make(chan struct{})
 	var killer sync.WaitGroup
 	killer.Go(func() {
-		for {
+		for range 5 {
 			select {
 			case <-stop:
 				return

@@ -30,6 +30,7 @@ type Node struct {
 	stream    *stream
 	fsm       *fsm
 	raft      *hraft.Raft
+	trans     *transport
 
 	established atomic.Uint64 // the term this node leads and has committed in; 0: none
 	leadership  leadership
@@ -112,8 +113,14 @@ func (n *Node) listen() error {
 // start founds the cluster if that is due, and starts raft.
 func (n *Node) start(f found) error {
 	trans := &transport{
-		NetworkTransport: hraft.NewNetworkTransportWithLogger(n.stream, 3, 10*time.Second, newLogger(n.config.Log, "raft-net")),
-		hangs:            func() bool { return n.logs.stalled(n.config.Timing.Election / 2) },
+		NetworkTransport: hraft.NewNetworkTransportWithConfig(&hraft.NetworkTransportConfig{
+			Stream: n.stream, MaxPool: 3, Timeout: 10 * time.Second, Logger: newLogger(n.config.Log, "raft-net"),
+			// No pipelining: in it, a sender that meets the end of its decoder
+			// waits for ever, the follower gets heartbeats and no entries, and
+			// raft cannot be shut down. Batches do what is needed here.
+			MaxRPCsInFlight: 1,
+		}),
+		hangs: func() bool { return n.logs.stalled(n.config.Timing.Election / 2) },
 	}
 	config := n.config.raft()
 	if err := n.found(f, config, trans); err != nil {
@@ -134,7 +141,7 @@ func (n *Node) start(f found) error {
 		}
 		return errors.Join(err, trans.Close())
 	}
-	n.raft = raft
+	n.raft, n.trans = raft, trans
 	n.fsm.applied.advance(f.snapshot)
 	if alone {
 		// There is no leader to wait for. A shorter timeout makes raft look
@@ -216,6 +223,7 @@ func (n *Node) shut() error {
 	n.gate.drain()
 	close(n.quit)
 	err := n.raft.Shutdown().Error() // closes the transport, and the stream with it
+	n.trans.CloseStreams()           // what it dialled
 	n.wait.Wait()
 	return errors.Join(err, n.release())
 }

@@ -37,21 +37,27 @@ type stream struct {
 	wait     sync.WaitGroup
 	tokens   chan struct{}
 
-	mu    sync.Mutex
-	peers map[*peer]struct{} // accepted and open: the library never closes them
+	mu     sync.Mutex
+	peers  map[*peer]struct{} // accepted and open
+	served sync.WaitGroup     // the library's handlers of peers; each closes its own at its end
 }
 
 // peer is an accepted connection.
 type peer struct {
 	net.Conn
 	stream *stream
+	once   sync.Once
 }
 
-func (p *peer) Close() error {
-	p.stream.mu.Lock()
-	delete(p.stream.peers, p)
-	p.stream.mu.Unlock()
-	return p.Conn.Close()
+func (p *peer) Close() (err error) {
+	p.once.Do(func() {
+		p.stream.mu.Lock()
+		delete(p.stream.peers, p)
+		p.stream.mu.Unlock()
+		err = p.Conn.Close()
+		p.stream.served.Done()
+	})
+	return err
 }
 
 func newStream(listener net.Listener, advertise net.Addr, cluster block.ClusterID, log *slog.Logger) *stream {
@@ -114,7 +120,8 @@ func (s *stream) greet(conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	p := &peer{conn, s}
+	p := &peer{Conn: conn, stream: s}
+	s.served.Add(1)
 	s.mu.Lock()
 	s.peers[p] = struct{}{}
 	s.mu.Unlock()
@@ -141,7 +148,9 @@ func (s *stream) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. It cuts the peers, too.
+// Close implements net.Listener. It cuts the peers, which the library leaves
+// open, and waits for their handlers: a heartbeat is handled there and may be
+// about to write a term to the log that is closed next.
 func (s *stream) Close() error {
 	var err error
 	s.once.Do(func() {
@@ -149,10 +158,11 @@ func (s *stream) Close() error {
 		err = s.listener.Close()
 		s.wait.Wait()
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		for p := range s.peers {
 			_ = p.Conn.Close()
 		}
+		s.mu.Unlock()
+		s.served.Wait()
 	})
 	return err
 }
@@ -189,26 +199,4 @@ func (t *transport) AppendEntries(id hraft.ServerID, target hraft.ServerAddress,
 		return errHangs
 	}
 	return t.NetworkTransport.AppendEntries(id, target, args, resp)
-}
-
-// AppendEntriesPipeline implements hraft.Transport.
-func (t *transport) AppendEntriesPipeline(id hraft.ServerID, target hraft.ServerAddress) (hraft.AppendPipeline, error) {
-	if t.hangs() {
-		return nil, errHangs
-	}
-	p, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
-	return pipeline{p, t.hangs}, err
-}
-
-type pipeline struct {
-	hraft.AppendPipeline
-	hangs func() bool
-}
-
-// AppendEntries implements hraft.AppendPipeline.
-func (p pipeline) AppendEntries(args *hraft.AppendEntriesRequest, resp *hraft.AppendEntriesResponse) (hraft.AppendFuture, error) {
-	if p.hangs() {
-		return nil, errHangs
-	}
-	return p.AppendPipeline.AppendEntries(args, resp)
 }

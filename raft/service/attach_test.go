@@ -70,7 +70,7 @@ func TestDetachWaitsForThePrimary(t *testing.T) {
 	v := w.create("v", gib)
 	w.attach("v", "c1")
 	p := w.serve(v.Id, "n1", d)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := w.Detach(ctx, &metapb.DetachRequest{Volume: byName("v"), Node: "c1"})
 	if !errors.Is(err, block.ErrUnavailable) || !strings.Contains(err.Error(), `node "n1" has not confirmed`) {

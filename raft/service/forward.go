@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -60,7 +61,8 @@ func (f *forwarder) conn(address string) (*grpc.ClientConn, error) {
 	if c := f.conns[address]; c != nil {
 		return c, nil
 	}
-	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(client.MaxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("%w: leader %q: %w", block.ErrUnavailable, address, err)
 	}

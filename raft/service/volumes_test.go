@@ -460,14 +460,14 @@ func TestResizeWaitsForThePrimary(t *testing.T) {
 		t.Fatalf("never granted: %v, %v", r, err)
 	}
 	p := w.serve(v.Id, "n1", d)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := w.ResizeVolume(ctx, &metapb.ResizeVolumeRequest{Volume: byName("v"), Size: 3 * gib})
 	if !errors.Is(err, block.ErrUnavailable) || !strings.Contains(err.Error(), `node "n1" has not confirmed`) || !strings.Contains(err.Error(), "is up") {
 		t.Errorf("got %v", err)
 	}
 	w.clock.pass(time.Minute)
-	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, err = w.ResizeVolume(ctx, &metapb.ResizeVolumeRequest{Volume: byID(v.Id), Size: 3 * gib}); err == nil || !strings.Contains(err.Error(), "is down") {
 		t.Errorf("got %v", err)
