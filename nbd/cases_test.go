@@ -451,14 +451,18 @@ func TestB162LogFlood(t *testing.T) {
 
 // The secret part of an export's name is in no log line and no error.
 func TestB166Secrets(t *testing.T) {
-	const secret = "MARKER-0123456789abcdef"
+	const secret, id = "MARKER-0123456789abcdef", "00000000-0000-4000-8000-00000000000a"
 	s := serve(t, func(_ *nbd.Config, s *served) {
-		s.exports.Volumes["v/"+secret] = s.volume
+		s.exports.Volumes[id+"/"+secret] = s.volume
 		s.exports.Refuse["w/"+secret] = fmt.Errorf("volume w: %w", block.ErrPermission)
 	})
 	ctx := context.Background()
 	var errs []string
-	for _, name := range []string{"v/", "w/", "x/"} {
+	if c, err := client.Dial(ctx, client.Target{Network: "tcp", Address: s.tcp, Export: secret}, client.Config{}); err == nil { // the token alone
+		_ = c.Close()
+		t.Error("a name without a volume opened something")
+	}
+	for _, name := range []string{id + "/", "w/", "x/"} {
 		target := client.Target{Network: "tcp", Address: s.tcp, Export: name + secret}
 		errs = append(errs, target.String())
 		c, err := client.Dial(ctx, target, client.Config{})
@@ -470,7 +474,7 @@ func TestB166Secrets(t *testing.T) {
 		errs = append(errs, err.Error())
 		must(t, c.Close())
 	}
-	p := enter(t, "tcp", s.tcp, "v/"+secret, false)
+	p := enter(t, "tcp", s.tcp, id+"/"+secret, false)
 	_, _ = p.nc.Write([]byte(strings.Repeat("not a request ", 20)))
 	p.closed()
 	p.close()
@@ -484,7 +488,7 @@ func TestB166Secrets(t *testing.T) {
 			t.Errorf("the secret is in %q", text)
 		}
 	}
-	if !strings.Contains(s.log.String(), "volume_id=v") {
+	if !strings.Contains(s.log.String(), "volume_id="+id) {
 		t.Error("the log does not name the volume")
 	}
 }

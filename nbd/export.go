@@ -160,11 +160,19 @@ func (n *negotiation) describe(name string) (block.Info, error) {
 	return n.srv.cfg.Exports.Describe(ctx, name)
 }
 
+// loggable is what may be said of a name: its volume id. Anything else in it may be a token.
+func loggable(name string) string {
+	id, _, _ := strings.Cut(name, "/")
+	if _, err := block.ParseUUID(id); err != nil {
+		return ""
+	}
+	return id
+}
+
 // open asks Exports for the Device. An error with n.dev set means that the connection ended meanwhile.
 func (n *negotiation) open(name string) error {
 	n.srv.named(n.conn)
-	n.volume, _, _ = strings.Cut(name, "/")
-	n.volume = n.volume[:min(len(n.volume), 64)]
+	n.volume = loggable(name)
 	if err := n.srv.cfg.Fault.Hit("nbd.handshake", n.volume); err != nil {
 		return err
 	}
