@@ -368,7 +368,7 @@ func TestB166NoTokenIsTold(t *testing.T) {
 		t.Fatalf("a token of %d characters", len(token))
 	}
 	connect(t, s, u)
-	for _, name := range []string{u.VolumeID() + "/" + token + "x", u.Export() + "/0/0/0", "/" + token} {
+	for _, name := range []string{u.VolumeID() + "/" + token + "x", u.Export() + "/0/0/0", token, "/" + token} {
 		r, err := dial(context.Background(), "unix", s.Socket)
 		if err != nil {
 			t.Fatal(err)
