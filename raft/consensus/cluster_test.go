@@ -198,11 +198,10 @@ func TestB122LeadershipLostIsNotNotApplied(t *testing.T) {
 // read and commits nothing; when the disk goes on it follows.
 func TestH79LeaderHangs(t *testing.T) {
 	c := newCluster(t)
-	old := c.leader()
 	if _, err := c.do(t.Context(), "a 1"); err != nil {
 		t.Fatal(err)
 	}
-	old = c.leader()
+	old := c.leader()
 	release := hang(old)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
