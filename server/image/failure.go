@@ -12,7 +12,7 @@ import (
 // Failed is closed when the instance has ended; Err then says why.
 func (d *Disk) Failed() <-chan struct{} { return d.failed }
 
-// Err is nil while the instance lives, else what ended it, wrapping ErrIO.
+// Err is nil while the instance lives, else what ended it, wrapping ErrIO and no other sentinel.
 func (d *Disk) Err() error {
 	if !d.dead.Load() {
 		return nil
@@ -49,7 +49,8 @@ func (d *Disk) fail(cause error) error {
 			d.log.Error("the instance file could not be removed; remove it before this server is restarted",
 				"disk_id", d.name, "err", err)
 		}
-		d.err = fmt.Errorf("disk %s: %w: its open instance has ended: %w", d.name, block.ErrIO, cause)
+		// The cause as text: whoever asks what this error is must find ErrIO and not, say, ErrNoSpace of a sync.
+		d.err = fmt.Errorf("disk %s: %w: its open instance has ended: %v", d.name, block.ErrIO, cause)
 		d.dead.Store(true)
 		close(d.failed)
 		d.log.Error("disk failed; its volumes leave until it is opened anew", "disk_id", d.name, "err", cause)

@@ -179,7 +179,7 @@ func (c *Core) lose(cp *Copy, err error) {
 	}
 	cp.state = copyAway
 	cp.life++
-	if errors.Is(err, block.ErrIO) || errors.Is(err, block.ErrCorrupt) {
+	if errors.Is(err, block.ErrIO) || errors.Is(err, block.ErrCorrupt) || errors.Is(err, block.ErrNoSpace) { // the last: a sync
 		cp.failed = cp.sealed.Incarnation
 	}
 	cp.problem = err.Error()
@@ -240,7 +240,8 @@ func (c *Core) Synced(cp *Copy, err error) {
 }
 
 // answered ends a call and reports whether it succeeded and still counts. Any
-// failure but want of space ends the copy's life.
+// failure ends the copy's life, but for want of space: that passes, unless a
+// sync says so, for then what was written is lost.
 func (c *Core) answered(cp *Copy, k *call, what string, err error) bool {
 	cp.busy--
 	k.running = false
@@ -250,7 +251,7 @@ func (c *Core) answered(cp *Copy, k *call, what string, err error) bool {
 	case k.life != cp.life || c.over != nil:
 	case err == nil:
 		return true
-	case errors.Is(err, block.ErrNoSpace):
+	case errors.Is(err, block.ErrNoSpace) && k != &cp.sync:
 		cp.held = true
 	default:
 		c.lose(cp, fmt.Errorf("%s: %w", what, err))

@@ -130,7 +130,7 @@ func (d *device) runBuffer() {
 	}
 }
 
-// Status implements block.Device. It does not wait: what is blocked is called data.
+// Status implements block.Device. It does not wait: what is blocked, or cannot be told, is called data.
 func (d *device) Status(dst []block.Status, off, length int64, limit int) ([]block.Status, error) {
 	first := len(dst)
 	for length > 0 && len(dst)-first < limit {
@@ -144,10 +144,11 @@ func (d *device) Status(dst []block.Status, off, length int64, limit int) ([]blo
 		case p.Member == nil:
 			dst = append(dst, block.Status{Length: p.Length})
 		default:
-			var err error
-			if dst, err = p.Member.Status(dst, off, p.Length, limit-(len(dst)-first)); err != nil {
-				return dst[:first], err
+			more, err := p.Member.Status(dst, off, p.Length, limit-(len(dst)-first))
+			if err != nil { // the disk's instance has ended, or fails here: a read finds out
+				more = append(dst[:from], block.Status{Length: p.Length})
 			}
+			dst = more
 		}
 		covered := int64(0)
 		for _, s := range dst[from:] {

@@ -15,7 +15,8 @@ import (
 // moment of the change, under the lock that Seal takes: ErrStale means that
 // the disk has seen a higher one, and nothing was changed. ErrIO or ErrCorrupt
 // on a write or a sync means that the disk's open instance has ended; on a
-// read it concerns that range only. Safe for concurrent use.
+// read it concerns that range only, and ErrUnavailable says that the instance
+// has ended. Safe for concurrent use.
 type Member interface {
 	Disk() block.DiskID
 	// Seal raises the copy to generation g, durably, finishes every admitted
@@ -34,8 +35,9 @@ type Member interface {
 	Reserve(io *block.IO) error
 	// Release gives credit back for an io that will not be written.
 	Release(io *block.IO)
-	// TryWrite does io in line. done false: it would have blocked, or the disk
-	// cannot tell, and nothing happened.
+	// TryWrite does io in line. done false and no error: it would have blocked,
+	// or the disk cannot tell, and nothing happened. An error is an end: the
+	// credit is given back.
 	TryWrite(io *block.IO) (done bool, err error)
 	// Write does io and may block. ErrNoSpace after a Reserve that succeeded:
 	// every 4 KiB block of the range is wholly old or wholly new.

@@ -25,8 +25,8 @@ type seat struct {
 }
 
 // Copy is one volume on one open instance of one disk. Once the instance has
-// ended every operation fails with ErrIO; the Store then hands out another
-// Copy. Safe for concurrent use.
+// ended every operation fails with ErrIO, a read with ErrUnavailable; the Store
+// then hands out another Copy. Safe for concurrent use.
 type Copy struct {
 	store *Store
 	seat  *seat
@@ -154,7 +154,7 @@ func (c *Copy) Reserve(io *block.IO) error {
 func (c *Copy) Release(io *block.IO) { c.img.Release(io) }
 
 // TryWrite is Write if that does not block. done false and no error: nothing
-// happened and the credit is still held.
+// happened and the credit is still held. With an error it is given back.
 func (c *Copy) TryWrite(io *block.IO) (done bool, err error) {
 	img, err := c.enter(io.Generation)
 	if err != nil {
@@ -162,8 +162,11 @@ func (c *Copy) TryWrite(io *block.IO) (done bool, err error) {
 		return true, err
 	}
 	done, err = img.TryWrite(io)
+	if err != nil { // the image is closed
+		c.Release(io)
+	}
 	c.seat.exit()
-	return done, c.noteSpace(err)
+	return done, err
 }
 
 // Write carries io out and gives its credit back in any case; see image.Image.Write.
@@ -186,10 +189,11 @@ func (c *Copy) TryRead(g block.Generation, p []byte, off int64) (done bool, err 
 	}
 	done, err = img.TryReadAt(p, off)
 	c.seat.exit()
-	return done, err
+	return done, c.rangeError(err)
 }
 
-// Read fills p from off.
+// Read fills p from off. ErrIO and ErrCorrupt concern this range only;
+// ErrUnavailable: the instance has ended.
 func (c *Copy) Read(g block.Generation, p []byte, off int64) error {
 	img, err := c.enter(g)
 	if err != nil {
@@ -197,7 +201,16 @@ func (c *Copy) Read(g block.Generation, p []byte, off int64) error {
 	}
 	err = img.ReadAt(p, off)
 	c.seat.exit()
-	return err
+	return c.rangeError(err)
+}
+
+// rangeError tells a reader apart what lies in its range from what became of
+// the disk: with the instance gone, nothing was learnt about the range.
+func (c *Copy) rangeError(err error) error {
+	if err == nil || c.disk.Err() == nil {
+		return err
+	}
+	return c.wrap("read", fmt.Errorf("%w: %v", block.ErrUnavailable, err))
 }
 
 // Status appends what is allocated in a range; see image.Image.Status.

@@ -262,6 +262,11 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 			if err := write(c, 1, 2, 'y'); err == nil {
 				t.Errorf("copy %d of the ended instance takes writes", i)
 			}
+			// Not ErrIO: that would be a bad range, and the client's error.
+			err := c.Read(1, make([]byte, 512), 0)
+			if _, try := c.TryRead(1, make([]byte, 512), 0); !isUnavailable(err) || !isUnavailable(try) {
+				t.Errorf("copy %d of the ended instance: read: %v, in line: %v", i, err, try)
+			}
 		}
 		<-n.changed // failed
 		<-n.changed // opened again
@@ -279,6 +284,10 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 		n.must(c.Sync(t.Context(), 1))
 		stop()
 	})
+}
+
+func isUnavailable(err error) bool {
+	return errors.Is(err, block.ErrUnavailable) && !errors.Is(err, block.ErrIO)
 }
 
 func TestSealFences(t *testing.T) {
