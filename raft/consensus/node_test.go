@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -155,9 +157,10 @@ func TestB125FullDiskResumes(t *testing.T) {
 }
 
 // Writes that the WAL itself fails half-way leave it refusing the index for
-// ever; the log is reopened.
+// ever; the log is reopened, and what did arrive of them is taken out.
 func TestFailedAppendIsUndone(t *testing.T) {
-	s, err := openLog(filepath.Join(t.TempDir(), "log"), 64<<10, testLog(t))
+	dir := filepath.Join(t.TempDir(), "log")
+	s, err := openLog(dir, 64<<10, testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,18 +168,45 @@ func TestFailedAppendIsUndone(t *testing.T) {
 	if err := s.StoreLogs(entries(1, 3)); err != nil {
 		t.Fatal(err)
 	}
-	// As far as raft knows this one failed, though it reached the disk.
-	if err := s.StoreLogs(entries(4, 6)); err != nil {
+	fillDisk(t, segments(t, dir)[0])
+	if err := s.StoreLogs(entries(4, 6)); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("on a full disk: %v", err)
+	}
+	if err := s.StoreLogs(entries(4, 6)); err != nil { // it has room again
 		t.Fatal(err)
 	}
-	s.broken = true
-	other := entries(4, 4)
-	other[0].Data = []byte("other")
-	if err := s.StoreLogs(other); err != nil {
+	s.broken = true // as far as raft knows those failed, though they reached the disk
+	if err := s.StoreLogs(entries(4, 4)); err != nil {
 		t.Fatal(err)
 	}
 	if _, last, _ := bounds(s); last != 4 {
 		t.Errorf("last %d", last)
+	}
+}
+
+// fillDisk makes writes to an open file fail for want of space until it is
+// opened again.
+func fillDisk(t *testing.T, path string) {
+	t.Helper()
+	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = full.Close() }()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && to == path {
+			n, err := strconv.Atoi(fd.Name())
+			if err == nil {
+				err = unix.Dup3(int(full.Fd()), n, unix.O_CLOEXEC)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

@@ -196,7 +196,7 @@ func (w *world) serve(id, node string, disk *metapb.Disk) *primary {
 	p := &primary{w: w, fence: &metapb.Fence{VolumeId: id, Generation: m.Grant.Generation, Version: m.Volume.Version}}
 	p.must(&metapb.ProposeRequest_Takeover{Takeover: &metapb.Takeover{Members: []*metapb.Member{{
 		DiskId: disk.Id, State: metapb.Member_IN, AdmittedGeneration: m.Grant.Generation,
-		Incarnation: &metapb.Incarnation{Boot: "b", Process: proc, Instance: "i"},
+		Incarnation: &metapb.Incarnation{Boot: proc, Process: proc, Instance: proc},
 	}}}})
 	return p
 }

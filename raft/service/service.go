@@ -126,10 +126,14 @@ func (s *Service) Ready() error {
 // lead does what a new leader owes: who is up begins anew, and a cluster that
 // has no parameters yet gets them.
 func (s *Service) lead() {
+	var term uint64
 	for {
 		state, changed := s.consensus.Leadership()
 		if state.Leads {
-			s.nodes.begin(s.machine.View())
+			if state.Term != term {
+				term = state.Term
+				s.nodes.begin(s.machine.View())
+			}
 			if err := s.initialise(); err != nil {
 				s.log.Error("the cluster could not be initialised", "err", err)
 				select {
@@ -183,6 +187,11 @@ func (s *Service) cluster(ctx context.Context) (*metadata.View, error) {
 	return v, err
 }
 
+// commandLevel is the feature level that the commands of this package need. It
+// is not the highest this binary knows: an older voter would halt at what it
+// can apply. A command that needs more waits until View.CommonLevel allows it.
+const commandLevel = 1
+
 // propose commits a command and returns what the state machine made of it. A
 // refusal is the error, as sure as one before the log: the machine decided.
 // ErrUnknown: it may be applied, now or later.
@@ -193,7 +202,7 @@ func (s *Service) propose(ctx context.Context, c *metapb.Command) (metadata.Resu
 
 // commit is propose that tells the command's index, too, if it made an entry.
 func (s *Service) commit(ctx context.Context, c *metapb.Command) (r metadata.Result, index uint64, err error) {
-	c.Level, c.Time = metadata.Level, s.config.Clock().UnixNano()
+	c.Level, c.Time = commandLevel, s.config.Clock().UnixNano()
 	if err := metadata.Validate(c); err != nil {
 		return r, 0, fmt.Errorf("%w: %v", block.ErrUnsupported, err) // its format is the client's, not ours
 	}
