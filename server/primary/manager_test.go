@@ -321,6 +321,9 @@ func TestCloseFinishesAndSyncs(t *testing.T) {
 	if r.disk.syncs == syncs {
 		t.Error("the disk was not synced")
 	}
+	if r.disk.unflushed {
+		t.Error("after an orderly stop a reboot would cost the cache epoch")
+	}
 }
 
 func TestDescribe(t *testing.T) {

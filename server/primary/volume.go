@@ -337,21 +337,34 @@ func (v *volume) close(ctx context.Context) error {
 	}
 }
 
-// syncAll makes what was acknowledged durable; a deposed volume leaves that to whoever serves.
+// syncAll makes what was acknowledged durable; a deposed volume leaves that to
+// whoever serves. Nothing is written after it, so that where every copy was
+// synced no mark is needed: a reboot that follows an orderly stop costs nothing.
 func (v *volume) syncAll(ctx context.Context) error {
 	v.mu.Lock()
-	g := v.core.Generation()
+	g, upto, all := v.core.Generation(), v.core.sequence, true
 	var members []Member
 	for _, cp := range v.core.copies {
-		if cp.state == copyLive && cp.counts() {
+		switch {
+		case !cp.counts():
+		case cp.state == copyLive:
 			members = append(members, cp.Member)
+		default:
+			all = false
 		}
 	}
 	v.mu.Unlock()
 	var errs []error
 	for _, m := range members {
-		if err := m.Sync(ctx, g); err != nil && !errors.Is(err, block.ErrStale) {
+		err := m.Sync(ctx, g)
+		all = all && err == nil
+		if err != nil && !errors.Is(err, block.ErrStale) {
 			errs = append(errs, fmt.Errorf("volume %s: last sync of disk %s: %w", v.name, m.Disk(), err))
+		}
+	}
+	for _, m := range members {
+		if all {
+			_ = m.ClearMarks(ctx, g, upto) // a mark too many is harmless
 		}
 	}
 	return errors.Join(errs...)
