@@ -154,12 +154,26 @@ func TestStopEndsWaiters(t *testing.T) {
 	for w.service.machine.View().Attachment(block.VolumeID{UUID: must(block.ParseUUID(v.Id))}, "c1").GetRevoking() == false {
 		time.Sleep(time.Millisecond)
 	}
+	if err := w.faults.Arm(fault.Rule{Point: "metadata.create", Hold: true}); err != nil {
+		t.Fatal(err)
+	}
+	held := make(chan error, 1)
+	go func() {
+		_, err := w.service.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "held", Size: gib})
+		held <- err
+	}()
+	for w.faults.Hits("metadata.create") == 0 {
+		time.Sleep(time.Millisecond)
+	}
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	w.service.Stop(ctx)
 	if err := <-done; !errors.Is(err, block.ErrUnavailable) {
 		t.Errorf("detach: %v", err)
+	}
+	if err := <-held; err != nil {
+		t.Errorf("held: %v", err)
 	}
 	for err == nil {
 		_, err = stream.Recv()

@@ -93,6 +93,11 @@ func (s *Service) Serve(l net.Listener) error {
 // until ctx ends, then cuts them. Consensus is the caller's to close, after.
 func (s *Service) Stop(ctx context.Context) {
 	s.stop() // those who wait for a confirmation go at once
+	if s.config.Faults != nil { // and those who are held at a fault point
+		for _, point := range []string{"metadata.create", "metadata.commit", "metadata.read"} {
+			s.config.Faults.Clear(point)
+		}
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
