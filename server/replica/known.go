@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -35,6 +36,28 @@ func (s *Store) readKnown() (map[string]block.DiskID, error) {
 			filepath.Join(s.cfg.StateDir, knownFile), err)
 	}
 	return known, nil
+}
+
+// remember records what is open where, durably, if it is news.
+func (s *Store) remember() error {
+	s.knownMu.Lock()
+	defer s.knownMu.Unlock()
+	now := maps.Clone(s.known)
+	s.mu.Lock()
+	for _, sl := range s.slots {
+		if !sl.id.IsZero() {
+			now[sl.path] = sl.id
+		}
+	}
+	s.mu.Unlock()
+	if maps.Equal(now, s.known) {
+		return nil
+	}
+	if err := s.writeKnown(now); err != nil {
+		return err
+	}
+	s.known = now
+	return nil
 }
 
 // writeKnown replaces the file; durable on return.

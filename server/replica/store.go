@@ -69,6 +69,9 @@ type Store struct {
 	mu    sync.Mutex
 	slots []*slot // in order of path
 	seats map[key]*seat
+
+	knownMu sync.Mutex
+	known   map[string]block.DiskID // as knownFile has it
 }
 
 type key struct {
@@ -100,6 +103,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.known = known
 	for _, path := range cfg.Paths {
 		sl := &slot{path: path, id: known[path]}
 		s.slots = append(s.slots, sl)
@@ -109,12 +113,7 @@ func Open(cfg Config) (*Store, error) {
 		}
 		return nil, errors.Join(err, s.Close())
 	}
-	for _, sl := range s.slots {
-		if !sl.id.IsZero() {
-			known[sl.path] = sl.id
-		}
-	}
-	if err := s.writeKnown(known); err != nil {
+	if err := s.remember(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -283,9 +282,13 @@ func (s *Store) watch(ctx context.Context, sl *slot) {
 			return
 		}
 		pause = min(2*pause, reopenLongest)
-		if s.openSlot(sl) == nil {
-			s.cfg.Changed(sl.id)
+		if s.openSlot(sl) != nil {
+			continue
 		}
+		if err := s.remember(); err != nil {
+			s.cfg.Log.Error("which disk is where cannot be recorded", "path", sl.path, "err", err)
+		}
+		s.cfg.Changed(sl.id)
 	}
 }
 

@@ -224,6 +224,34 @@ func TestH69BlankWhereADiskWas(t *testing.T) {
 	n.must(s.Close())
 }
 
+// H69: a disk that could be opened only while the server ran is known as well.
+func TestH69BlankWhereADiskCameLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "/a")
+		n.cfg.FS = vfs.Inject(n.mem, func(op vfs.Op) error {
+			if op.Name == "/a" {
+				return n.rules.Hook(op)
+			}
+			return nil
+		})
+		n.must(n.rules.Add("opendir * #1 eio"))
+		s := n.open()
+		if s.Reports()[0].Online {
+			t.Fatal("opened at once")
+		}
+		stop := n.run(s)
+		<-n.changed
+		stop()
+		n.must(n.mem.MkdirAll("/blank"))
+		n.cfg.FS = redirect{n.mem, "/a", "/blank"}
+		s = n.open()
+		if r := s.Reports()[0]; r.Online {
+			t.Errorf("a missing mount was taken for a new disk: %+v", r)
+		}
+		n.must(s.Close())
+	})
+}
+
 // redirect shows another directory at a path, as a missing mount does.
 type redirect struct {
 	vfs.FS
