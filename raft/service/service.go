@@ -92,7 +92,7 @@ func (s *Service) Serve(l net.Listener) error {
 // Stop refuses new calls, ends streams and waits, waits for calls in progress
 // until ctx ends, then cuts them. Consensus is the caller's to close, after.
 func (s *Service) Stop(ctx context.Context) {
-	s.stop() // those who wait for a confirmation go at once
+	s.stop()                    // those who wait for a confirmation go at once
 	if s.config.Faults != nil { // and those who are held at a fault point
 		for _, point := range []string{"metadata.create", "metadata.commit", "metadata.read"} {
 			s.config.Faults.Clear(point)
