@@ -42,6 +42,7 @@ type Config struct {
 	Mode         Mode
 	Reserve      int64      // bytes of the file system that volumes never use, ≥ 0
 	InstanceFile string     // path in the server's state directory, one per disk; empty: every open is a new instance
+	Ended        bool       // this process saw the last instance end: this is a new one, whatever the file says
 	Boot         block.UUID // the kernel's boot id
 	Process      block.UUID // drawn at this process's start
 	Log          *slog.Logger
@@ -208,7 +209,7 @@ func (d *Disk) open(c Config) (err error) {
 	if err := d.identify(c); err != nil {
 		return err
 	}
-	if d.instance, err = openInstance(d.fs, c.InstanceFile, d.identity.Disk, c.Boot, d.where); err != nil {
+	if d.instance, err = openInstance(d.fs, c.InstanceFile, d.identity.Disk, c.Boot, d.where, c.Ended); err != nil {
 		return err
 	}
 	if err := d.fault.Hit("disk.open", d.name); err != nil {

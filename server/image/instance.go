@@ -38,7 +38,10 @@ const instanceType = "gabion-instance"
 
 // openInstance keeps the instance of the last open if nothing can have been
 // lost since, else draws a new one and makes that durable.
-func openInstance(fs vfs.FS, path string, disk block.DiskID, boot block.UUID, where vfs.Identity) (*instance, error) {
+//
+// ended: the last one ended in this process. Then the file proves nothing, if
+// it is still there because it could not be removed.
+func openInstance(fs vfs.FS, path string, disk block.DiskID, boot block.UUID, where vfs.Identity, ended bool) (*instance, error) {
 	if path == "" {
 		return &instance{uuid: block.NewUUID(), fresh: true}, nil
 	}
@@ -51,7 +54,7 @@ func openInstance(fs vfs.FS, path string, disk block.DiskID, boot block.UUID, wh
 		Type: instanceType, Format: jsonFormat, Disk: disk, Boot: boot,
 		Mount: where.Mount, Device: where.Device, Directory: where.Inode,
 	}
-	if before, ok := i.read(); ok {
+	if before, ok := i.read(); ok && !ended {
 		now.Instance = before.Instance
 		if before == now && !now.Instance.IsZero() {
 			i.uuid = now.Instance

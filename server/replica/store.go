@@ -85,6 +85,7 @@ type slot struct {
 	id      block.DiskID
 	disk    *image.Disk // nil: failed
 	problem error
+	ended   bool // an instance ended since the start
 	usage   image.Usage
 	unknown []block.VolumeID
 }
@@ -173,7 +174,7 @@ func (s *Store) openDisk(sl *slot) (*image.Disk, error) {
 	d, err := image.Open(s.cfg.FS, image.Config{
 		Path: sl.path, Cluster: s.cfg.Cluster, Geometry: s.cfg.Geometry, Mode: s.cfg.Mode,
 		Reserve: reserve, InstanceFile: filepath.Join(s.cfg.StateDir, "disk-"+id.Disk.String()+".json"),
-		Boot: s.cfg.Boot, Process: s.cfg.Process, Log: s.cfg.Log, Fault: s.cfg.Fault,
+		Ended: sl.ended, Boot: s.cfg.Boot, Process: s.cfg.Process, Log: s.cfg.Log, Fault: s.cfg.Fault,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", sl.path, err)
@@ -316,7 +317,7 @@ func (s *Store) retire(sl *slot, d *image.Disk) {
 	err := d.Err()
 	s.cfg.Log.Error("disk failed; it will be opened again", "disk_id", d.ID().String(), "path", sl.path, "err", err)
 	s.mu.Lock()
-	sl.disk, sl.problem = nil, err
+	sl.disk, sl.problem, sl.ended = nil, err, true
 	s.mu.Unlock()
 	s.cfg.Changed(sl.id)
 	if err := d.Close(); err != nil {

@@ -314,6 +314,28 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 	})
 }
 
+// H24: an instance that ended does not live on because the state directory is sick as well.
+func TestH24ProofThatCannotBeRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "/a")
+		s := n.open()
+		stop := n.run(s)
+		before := s.Reports()[0].Incarnation
+		c := n.sealed(s, volume(), 1)
+		n.must(n.rules.Add("datasync head.img #1 eio"))
+		n.must(n.rules.Add("unlink disk-*.json #1 eio"))
+		if err := c.Sync(t.Context(), 1); !errors.Is(err, block.ErrIO) {
+			t.Fatalf("sync: %v", err)
+		}
+		<-n.changed // failed
+		<-n.changed // opened again
+		if after := s.Reports()[0].Incarnation; after.Since(before) != block.Rebooted {
+			t.Errorf("%+v after %+v", after, before)
+		}
+		stop()
+	})
+}
+
 func isUnavailable(err error) bool {
 	return errors.Is(err, block.ErrUnavailable) && !errors.Is(err, block.ErrIO)
 }
