@@ -23,6 +23,7 @@ type device struct {
 	socks   []*conn
 	want    int           // how many sockets
 	timeout time.Duration // T: how long a request on a socket waits
+	slow    time.Duration // what handshakes take longer
 	cookies uint64
 	pending []*call // not answered, in order of submission
 	broken  error   // permanent: nothing is sent any more
@@ -79,7 +80,7 @@ func (d *device) connect() {
 	d.name.session++
 	d.socks = nil
 	for range d.want {
-		d.socks = append(d.socks, d.server.dial(d, d.name))
+		d.socks = append(d.socks, d.server.dial(d, d.name, d.slow))
 	}
 	session := d.name.session
 	d.after(handshakeTimeout, func() {

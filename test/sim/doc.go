@@ -1,5 +1,6 @@
-// Package sim runs a Gabion cluster as a deterministic discrete-event
+// Package sim runs a Gabion cell of one node as a deterministic discrete-event
 // simulation: one seed is one run, bit for bit. The primary's core, the
-// metadata state machine and the image are the real ones; time, network, disks
-// and the metadata log are models with faults.
+// metadata state machine and the disks' images are the real ones; time,
+// connections, the metadata log, the client and all faults are the
+// simulation's. See DESIGN.md.
 package sim

@@ -105,6 +105,7 @@ func (f *faults) badWrite() {
 }
 
 func (f *faults) badRead() {
+	f.host.badReads++
 	f.anyDisk().arm("read head.img #1 eio")
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -28,7 +27,8 @@ type host struct {
 	faultIn int
 	fault   func() // what happens then
 
-	excuses int // for a rise of the cache epoch: power cuts, and I/O errors that were armed
+	badReads int // reads that were made to fail
+	excuses  int // for a rise of the cache epoch: power cuts, and I/O errors that were armed
 }
 
 // disk is a drive with the store of the running process on it.
@@ -46,6 +46,7 @@ type disk struct {
 	torn    bool           // it happened: what is left is decided at the next open
 
 	held [kinds][]func() // operations that hang, per kind; nil: none is held
+	one  [kinds]bool     // only the first of them
 }
 
 // kind is what can be held at a disk.
@@ -169,15 +170,21 @@ func (d *disk) hold(k kind) {
 
 func (d *disk) release(k kind) {
 	list := d.held[k]
-	d.held[k] = nil
+	d.held[k], d.one[k] = nil, false
 	for _, f := range list {
 		d.host.after(0, f)
 	}
 }
 
+// holdNext makes only the next operation of a kind hang, until release.
+func (d *disk) holdNext(k kind) {
+	d.hold(k)
+	d.one[k] = true
+}
+
 // do lets an operation take effect now or, if its kind is held, later.
 func (d *disk) do(k kind, f func()) {
-	if d.held[k] != nil {
+	if d.held[k] != nil && !(d.one[k] && len(d.held[k]) > 0) {
 		d.held[k] = append(d.held[k], func() { d.do(k, f) })
 		return
 	}
@@ -270,44 +277,4 @@ func (d *disk) space() vfs.Space {
 		d.host.failf("disk %d: %v", d.n, err)
 	}
 	return sp
-}
-
-// ReadAt reads a range of a volume straight from the files: they are the volume, without Gabion.
-func (s *sim) ReadAt(p []byte, off int64) (int, error) {
-	for done := int64(0); done < int64(len(p)); {
-		at := off + done
-		part := p[done:min(int64(len(p)), done+runSize-at%runSize)]
-		clear(part)
-		if run := s.view().Run(s.id, geometry.Run(at)); run != nil {
-			if err := s.readImage(mustUUID(run.Disks[0]), part, at); err != nil {
-				return int(done), err
-			}
-		}
-		done += int64(len(part))
-	}
-	return len(p), nil
-}
-
-func (s *sim) readImage(id block.UUID, p []byte, off int64) error {
-	for _, d := range s.host.disks {
-		if d.id.UUID != id {
-			continue
-		}
-		at := vfs.FS(d.mem)
-		dir, err := at.OpenDir(diskPath + "/volumes/" + s.id.String())
-		if err != nil {
-			return err
-		}
-		defer dir.Close()
-		f, err := dir.Open("head.img", vfs.ReadOnly)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if _, err := f.ReadAt(p, off); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		return nil
-	}
-	return fmt.Errorf("%w: disk %s", block.ErrNotFound, id)
 }

@@ -200,13 +200,21 @@ func (v *volume) runIO(io *primary.IO) {
 	case io.Op == block.OpRead:
 		v.call(reads, io.Copy.Disk, func() error { return io.Member.Read(io.Generation, io.Data, io.Offset) }, done)
 	default:
-		v.call(writes, io.Copy.Disk, func() error {
-			err := io.Member.Write(&io.IO)
-			v.effects++
-			v.tracef("disk: %s [%d, +%d) seq %d: %s", io.Op, io.Offset, io.Length, io.Sequence, outcome(err))
-			return err
-		}, done)
+		if drag := io.Request().Req.Slot.(*conn).drag; drag > 0 {
+			v.later(drag, func() { v.write(io, done) })
+			return
+		}
+		v.write(io, done)
 	}
+}
+
+func (v *volume) write(io *primary.IO, done func(error)) {
+	v.call(writes, io.Copy.Disk, func() error {
+		err := io.Member.Write(&io.IO)
+		v.effects++
+		v.tracef("disk: %s [%d, +%d) seq %d: %s", io.Op, io.Offset, io.Length, io.Sequence, outcome(err))
+		return err
+	}, done)
 }
 
 // do carries out an action.

@@ -39,7 +39,9 @@ type conn struct {
 	toThere time.Duration
 	toHere  time.Duration
 
-	served bool // the server's end is open
+	served bool          // the server's end is open
+	opened bool          // its place was given to it
+	drag   time.Duration // what its writes take longer on their way to the disk
 	held   time.Duration
 	unread []*message // arrived, not parsed: the reader is held up
 	volume *volume    // set when it asked for its place
@@ -53,10 +55,12 @@ type message struct {
 	call    *call
 }
 
-func (s *server) dial(dev *device, n name) *conn {
+// dial connects; the handshake takes that much longer to arrive.
+func (s *server) dial(dev *device, n name, longer time.Duration) *conn {
 	s.dials++
 	c := &conn{world: s.world, n: s.dials, dev: dev, server: s, life: s.life, name: n, up: true}
 	c.tracef("conn %d: dialled, epoch %d, session %d", c.n, n.epoch, n.session)
+	c.toThere = c.now + longer
 	c.there(func() {
 		if !s.up {
 			c.here(func() { c.refused(errGone) })
@@ -130,6 +134,7 @@ func (c *conn) answer(err error) {
 	case err != nil:
 		c.refuse(err)
 	case c.served:
+		c.opened = true
 		c.tracef("conn %d: open", c.n)
 		c.here(func() {
 			c.ready = true

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -98,12 +99,30 @@ func (o *owner) next() {
 	dev := o.dev
 	dev.submit(k)
 	answered := false
-	k.then = func() { answered = true; again() }
+	k.then = func() {
+		if k.err != nil && !o.mayFail(k) {
+			o.failf("%s: %v", k, k.err)
+		}
+		answered = true
+		again()
+	}
 	o.after(30*time.Second, func() { // of a device that is gone nobody answers
 		if !answered && (dev != o.dev || dev.broken != nil) {
 			again()
 		}
 	})
+}
+
+// mayFail: a read of the only copy may, and what finds no space if the policy
+// says so. Nothing else is an error because a disk or a server went away.
+func (o *owner) mayFail(k *call) bool {
+	switch {
+	case k.op == block.OpRead:
+		return errors.Is(k.err, block.ErrIO) && o.host.badReads > 0
+	case k.op.Mutates():
+		return errors.Is(k.err, block.ErrNoSpace) && o.errorOnFull
+	}
+	return false
 }
 
 func (o *owner) conflicts(k *call) bool {
