@@ -48,8 +48,9 @@ type Core struct {
 		requests int64
 		since    time.Duration
 	}
-	short   bool   // a request waits for space: reported
-	problem string // why births fail
+	short   bool          // requests wait for space: reported
+	shortAt time.Duration // Tick at which one was last refused
+	problem string        // why births fail
 
 	stats stats
 	out   Output
@@ -245,8 +246,10 @@ func (c *Core) end(reason error) {
 	c.act(Retire{Reason: reason})
 }
 
-// spaceShort notes the first request that waits for space, settleSpace that none does any more.
+// spaceShort notes that a request waits for space, settleSpace that none does
+// any more: not while they are being tried again, which is told only after a while without a refusal.
 func (c *Core) spaceShort(disk block.DiskID) {
+	c.shortAt = c.now
 	if !c.short {
 		c.short = true
 		c.report("VolumeWaitsForSpace", disk, "writes wait for space; free some or add a disk, and they go on by themselves")
@@ -254,8 +257,17 @@ func (c *Core) spaceShort(disk block.DiskID) {
 }
 
 func (c *Core) settleSpace() {
-	if c.short && c.count[opSpace] == 0 && !(c.births.full && c.count[opBirth] > 0) {
+	if c.short && c.waitForSpace() == 0 && c.now-c.shortAt > 2*retryEvery {
 		c.short = false
 		c.report("VolumeResumed", block.DiskID{}, "no write waits for space any more")
 	}
+}
+
+// waitForSpace is how many requests do.
+func (c *Core) waitForSpace() int {
+	n := c.count[opSpace]
+	if c.births.full {
+		n += c.count[opBirth]
+	}
+	return n
 }
