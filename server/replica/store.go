@@ -25,6 +25,7 @@ const (
 	collectEvery  = time.Minute
 	reopenFirst   = 100 * time.Millisecond
 	reopenLongest = 5 * time.Second
+	soundAfter    = time.Minute // an instance that lived so long: the next failure is not the same trouble
 )
 
 // Config is what a Store is made of.
@@ -270,13 +271,17 @@ func (s *Store) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// watch keeps one disk open.
+// watch keeps one disk open. One that opens well and fails as soon as it is used
+// is opened at a growing pace too: each time its volumes are taken over.
 func (s *Store) watch(ctx context.Context, sl *slot) {
 	pause := reopenFirst
 	for ctx.Err() == nil {
 		if d := s.current(sl); d != nil {
+			opened := time.Now()
 			s.guard(ctx, sl, d)
-			pause = reopenFirst
+			if time.Since(opened) >= soundAfter {
+				pause = reopenFirst
+			}
 			continue
 		}
 		if !sleep(ctx, pause) {

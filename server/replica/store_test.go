@@ -314,6 +314,33 @@ func TestH19FsyncFailsOnce(t *testing.T) {
 	})
 }
 
+// A disk that opens well and fails in service does not take its volumes through ten takeovers a second.
+func TestFlappingDiskIsOpenedEverMoreRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, "/a")
+		s := n.open()
+		stop := n.run(s)
+		v := volume()
+		n.must(n.rules.Add("datasync head.img * eio"))
+		began, fails := time.Now(), 0
+		for ; time.Since(began) < 30*time.Second; fails++ {
+			c, err := s.Copy(v, s.Reports()[0].ID)
+			n.must(err)
+			if _, err := c.Seal(t.Context(), 1, v.Size, nil); err != nil {
+				t.Fatal(err)
+			}
+			_ = c.Sync(t.Context(), 1)
+			<-n.changed // failed
+			<-n.changed // opened again
+		}
+		if fails > 15 {
+			t.Errorf("opened again %d times in 30 s", fails)
+		}
+		n.rules.Clear()
+		stop()
+	})
+}
+
 // H24: an instance that ended does not live on because the state directory is sick as well.
 func TestH24ProofThatCannotBeRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
