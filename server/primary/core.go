@@ -154,10 +154,10 @@ func (c *Core) Tick(now time.Duration) {
 		}
 		c.wake(opSpace)
 	}
+	c.trim() // before anything is put out, which it would give back as well
 	if now-c.lastWrite >= quietBeforeClear {
 		c.clearMarks()
 	}
-	c.trim()
 }
 
 // trim gives back what a burst left, once nothing was asked for a while, so
