@@ -20,7 +20,7 @@ func (d *draft) commitRuns(v *volume, c *metapb.CommitRuns) error {
 			return fmt.Errorf("%w: new member %s of volume %q is not admitted in generation %d",
 				block.ErrInvalid, m.DiskId, v.Name, v.grant.Generation)
 		}
-		if err := checkIncarnation(v, m); err != nil {
+		if err := checkAdmission(v, m); err != nil {
 			return err
 		}
 		sealed[m.DiskId] = m

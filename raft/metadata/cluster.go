@@ -119,8 +119,12 @@ func checkDisk(d *metapb.Disk) error {
 		return fmt.Errorf("%w: disk %s of node %q says %d of %d bytes are available",
 			block.ErrInvalid, d.Id, d.Node, d.Available, d.Capacity)
 	}
-	i := d.Incarnation
-	return checkText("disk "+d.Id, d.Path, d.Problem, d.IoMode, i.GetBoot(), i.GetProcess(), i.GetInstance())
+	if d.Incarnation != nil {
+		if err := checkIncarnation(d.Incarnation); err != nil {
+			return fmt.Errorf("disk %s of node %q: %w", d.Id, d.Node, err)
+		}
+	}
+	return checkText("disk "+d.Id, d.Path, d.Problem, d.IoMode)
 }
 
 // storeDisk stores one disk. A disk of another node is refused: one identity

@@ -148,7 +148,7 @@ func (a args) members(key string, generation int) []*metapb.Member {
 		m := &metapb.Member{DiskId: id(parts[0]), AdmittedGeneration: uint64(generation)}
 		m.State = metapb.Member_State(metapb.Member_State_value[strings.ToUpper(parts[1])])
 		if i := strings.Split(parts[2], "/"); len(i) == 3 {
-			m.Incarnation = &metapb.Incarnation{Boot: i[0], Process: i[1], Instance: i[2]}
+			m.Incarnation = &metapb.Incarnation{Boot: id(i[0]), Process: id(i[1]), Instance: id(i[2])}
 		}
 		if parts[3] != "" {
 			m.AdmittedGeneration, _ = strconv.ParseUint(parts[3], 10, 64)
@@ -164,7 +164,7 @@ func (a args) disks() []*metapb.Disk {
 	for _, text := range a.list("disks") {
 		parts := strings.Split(text+":::", ":")
 		d := &metapb.Disk{Id: id(parts[0]), Path: "/" + parts[0], Capacity: parseSize(a.t, parts[1]), State: metapb.Disk_ONLINE, IoMode: "direct",
-			Incarnation: &metapb.Incarnation{Boot: "b1", Process: a.str("process", "p1"), Instance: "i1"}}
+			Incarnation: &metapb.Incarnation{Boot: id("b1"), Process: id(a.str("process", "p1")), Instance: id("i1")}}
 		if parts[2] != "" {
 			d.State = metapb.Disk_State(metapb.Disk_State_value[parts[2]])
 		}

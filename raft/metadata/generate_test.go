@@ -93,7 +93,7 @@ func (g *generator) disks(node string) []*metapb.Disk {
 			continue
 		}
 		d := &metapb.Disk{Id: id(fmt.Sprint("d", number)), Path: "/d", Capacity: 16 << 20, State: metapb.Disk_ONLINE,
-			Incarnation: &metapb.Incarnation{Boot: "b", Process: "p", Instance: fmt.Sprint("i", g.IntN(3))}}
+			Incarnation: g.incarnation()}
 		if g.seldom() {
 			d.State = metapb.Disk_State(1 + g.IntN(3))
 		}
@@ -176,9 +176,13 @@ func (g *generator) members(v *View, key block.VolumeID, generation uint64) []*m
 	return members
 }
 
+func (g *generator) incarnation() *metapb.Incarnation {
+	return &metapb.Incarnation{Boot: id("b1"), Process: id("p1"), Instance: id(fmt.Sprint("i", 1+g.IntN(3)))}
+}
+
 func (g *generator) member(disk string, generation uint64) *metapb.Member {
 	return &metapb.Member{DiskId: disk, State: metapb.Member_IN, AdmittedGeneration: generation,
-		Incarnation: &metapb.Incarnation{Boot: "b", Process: "p", Instance: fmt.Sprint("i", g.IntN(3))}}
+		Incarnation: g.incarnation()}
 }
 
 func (g *generator) runs(v *View, vol *metapb.Volume, generation uint64) *metapb.CommitRuns {

@@ -66,7 +66,7 @@ func (s *checked) open(short string) {
 	s.must(&metapb.Command{Kind: &metapb.Command_GrantPrimary{GrantPrimary: &metapb.GrantPrimary{VolumeId: id(short), Node: "n1", Process: "p1"}}})
 	s.must(fenced(s.View(), short, &metapb.FencedCommand{Kind: &metapb.FencedCommand_Takeover{Takeover: &metapb.Takeover{
 		Members: []*metapb.Member{{DiskId: id("d1"), State: metapb.Member_IN, AdmittedGeneration: s.View().Grant(volumeID(short)).Generation,
-			Incarnation: &metapb.Incarnation{Boot: "b", Process: "p1", Instance: "i"}}}}}}))
+			Incarnation: &metapb.Incarnation{Boot: id("b1"), Process: id("p1"), Instance: id("i1")}}}}}}))
 }
 
 func birth(v *View, short string, from, count int) *metapb.Command {

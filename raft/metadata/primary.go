@@ -129,7 +129,7 @@ func (d *draft) admit(v *volume, m *metapb.Member) (*metapb.Member, error) {
 			return nil, fmt.Errorf("%w: member %s of volume %q is out: what it missed must be repaired before it is admitted",
 				block.ErrPrecondition, id, v.Name)
 		}
-		return next, checkIncarnation(v, m)
+		return next, checkAdmission(v, m)
 	case old == nil:
 		return nil, fmt.Errorf("%w: disk %s is no member of volume %q and not admitted in generation %d",
 			block.ErrInvalid, id, v.Name, v.grant.Generation)
@@ -154,13 +154,15 @@ func (d *draft) holds(v *volume, id block.DiskID) bool {
 	return false
 }
 
-// checkIncarnation refuses an admission that does not say whom it admits.
-func checkIncarnation(v *volume, m *metapb.Member) error {
-	i := m.GetIncarnation()
-	if i.GetBoot() == "" || i.GetProcess() == "" || i.GetInstance() == "" {
+// checkAdmission refuses an admission that does not say whom it admits.
+func checkAdmission(v *volume, m *metapb.Member) error {
+	if m.GetIncarnation() == nil {
 		return fmt.Errorf("%w: member %s of volume %q is admitted without an incarnation", block.ErrInvalid, m.DiskId, v.Name)
 	}
-	return checkText("member "+m.DiskId, i.Boot, i.Process, i.Instance)
+	if err := checkIncarnation(m.Incarnation); err != nil {
+		return fmt.Errorf("member %s of volume %q: %w", m.DiskId, v.Name, err)
+	}
+	return nil
 }
 
 // sortMembers puts members into the order of their ids and refuses one that is there twice.

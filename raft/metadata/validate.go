@@ -97,3 +97,14 @@ func parseID(what, s string) (block.UUID, error) {
 	}
 	return u, nil
 }
+
+// checkIncarnation refuses an incarnation that leaves open which run of which
+// server opened the disk: one that no reader could compare.
+func checkIncarnation(i *metapb.Incarnation) error {
+	for _, part := range []struct{ what, id string }{{"boot", i.Boot}, {"process", i.Process}, {"instance", i.Instance}} {
+		if _, err := parseID("incarnation's "+part.what, part.id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
