@@ -22,6 +22,7 @@ type device struct {
 
 	socks   []*conn
 	want    int           // how many sockets
+	size    int64         // as told, bytes
 	timeout time.Duration // T: how long a request on a socket waits
 	slow    time.Duration // what handshakes take longer
 	cookies uint64
@@ -110,11 +111,12 @@ func (d *device) anyUp() bool {
 	return slices.ContainsFunc(d.socks, func(c *conn) bool { return c.up })
 }
 
-// opened is a socket of the session that the server answers.
-func (d *device) opened(c *conn) {
+// opened is a socket of the session that the server answers; the size is the server's word, too.
+func (d *device) opened(c *conn, size int64) {
 	if !slices.Contains(d.socks, c) {
 		return
 	}
+	d.size = size
 	for _, k := range d.pending {
 		if k.conn == nil {
 			d.send(k, c)

@@ -65,7 +65,7 @@ func TestH64GrowInterrupted(t *testing.T) {
 
 func TestH65BornAndNeverWritten(t *testing.T) {
 	for _, end := range []string{"kill", "power"} {
-		for n := 1; n < 500; n++ { // at every file operation of the birth, and after it
+		for n := 1; n < 500; n += birthStep { // at file operations of the birth, and after it
 			s := start(t, uint64(n), setup{})
 			n1 := s.device("n1")
 			struck := false

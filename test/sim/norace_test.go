@@ -2,5 +2,8 @@
 
 package sim
 
-// fixedRuns take seconds, so that every `go test` has them.
-const fixedRuns = 40
+// What every `go test` has takes seconds.
+const (
+	fixedRuns = 40
+	birthStep = 1
+)

@@ -2,4 +2,7 @@
 
 package sim
 
-const fixedRuns = 10
+const (
+	fixedRuns = 8
+	birthStep = 4 // of the file operations of a birth, every fourth is struck
+)

@@ -47,7 +47,7 @@ func TestRandom(t *testing.T) {
 
 // TestSameSeedSameRun: a run is its seed.
 func TestSameSeedSameRun(t *testing.T) {
-	for seed := uint64(1); seed <= 5; seed++ {
+	for seed := uint64(1); seed <= 3; seed++ {
 		digests := make([]uint64, 2)
 		for i := range digests {
 			t.Run(fmt.Sprintf("%d.%d", seed, i), func(t *testing.T) { digests[i] = randomRun(t, seed).digest })

@@ -135,10 +135,11 @@ func (c *conn) answer(err error) {
 		c.refuse(err)
 	case c.served:
 		c.opened = true
+		size := c.volume.core.Info(&c.core).Size
 		c.tracef("conn %d: open", c.n)
 		c.here(func() {
 			c.ready = true
-			c.dev.opened(c)
+			c.dev.opened(c, size)
 		})
 	}
 }

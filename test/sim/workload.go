@@ -145,7 +145,7 @@ func (o *owner) choose() *call {
 		off += grain
 		length = 2 * blockSize
 	}
-	if end := o.volume().GetSize(); off+length > end {
+	if end := max(o.dev.size, runSize); off+length > end {
 		off = max(0, end-length)
 	}
 	k := o.kind(off, length)
