@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -66,12 +67,25 @@ func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []
 			return Sealed{}, c.wrap("seal", err)
 		}
 	}
+	c.describe(img)
 	s := Sealed{Incarnation: c.disk.Incarnation(), Unflushed: img.Unflushed(), Lost: img.Lost(born)}
 	if err := c.disk.Err(); err != nil {
 		return Sealed{}, c.wrap("seal", err)
 	}
 	c.seat.open(g)
 	return s, nil
+}
+
+// describe brings volume.json up to date, if it is damaged or says something
+// else. Only readers without the metadata service need it: a full disk is no
+// reason to serve nothing. An I/O error ends the instance, as everywhere.
+func (c *Copy) describe(img *image.Image) {
+	if d, ok := img.Description(); ok && d.Name == c.desc.Name && maps.Equal(d.Policy, c.desc.Policy) {
+		return
+	}
+	if err := img.SetDescription(c.desc); err != nil {
+		c.store.cfg.Log.Warn("volume.json cannot be written", "volume_id", c.desc.ID.String(), "disk_id", c.disk.ID().String(), "err", err)
+	}
 }
 
 // open finds or makes the image and stores it for the operations that follow.
@@ -128,16 +142,6 @@ func (c *Copy) Grow(_ context.Context, g block.Generation, size int64) error {
 		return nil
 	}
 	return img.Grow(size)
-}
-
-// Describe rewrites the description that lies beside the image, durably.
-func (c *Copy) Describe(_ context.Context, g block.Generation, d image.Description) error {
-	img, err := c.enter(g)
-	if err != nil {
-		return err
-	}
-	defer c.seat.exit()
-	return img.SetDescription(d)
 }
 
 // Reserve takes space credit for io; see image.Image.Reserve.

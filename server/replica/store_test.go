@@ -363,6 +363,33 @@ func TestH24ProofThatCannotBeRemoved(t *testing.T) {
 	})
 }
 
+// volume.json is for readers without the metadata service: a seal mends it and keeps it true.
+func TestSealDescribesTheVolume(t *testing.T) {
+	n := newNode(t, "/a")
+	s := n.open()
+	v := volume()
+	v.Policy = map[string]string{"cache-epoch": "1"}
+	n.sealed(s, v, 1)
+	n.must(s.Close())
+	dir, err := n.mem.OpenDir("/a/volumes/" + v.ID.String())
+	n.must(err)
+	n.must(dir.Unlink("volume.json"))
+	for _, epoch := range []string{"1", "2"} {
+		s = n.open()
+		v.Policy = map[string]string{"cache-epoch": epoch}
+		c, err := s.Copy(v, s.Reports()[0].ID)
+		n.must(err)
+		_, err = c.Seal(t.Context(), 1, v.Size, []block.RunIndex{0})
+		n.must(err)
+		n.must(s.Close())
+		p, err := vfs.ReadFile(dir, "volume.json", 1<<16)
+		if err != nil || !bytes.Contains(p, []byte(`"cache-epoch": "`+epoch+`"`)) {
+			t.Errorf("epoch %s: %v\n%s", epoch, err, p)
+		}
+	}
+	n.must(dir.Close())
+}
+
 func isUnavailable(err error) bool {
 	return errors.Is(err, block.ErrUnavailable) && !errors.Is(err, block.ErrIO)
 }
