@@ -164,6 +164,9 @@ func (m *Manager) find(ctx context.Context, n name) (*volume, block.AttachmentID
 		return nil, block.AttachmentID{}, errNoAccess
 	}
 	v, err := m.open(ctx, n.volume)
+	if errors.Is(err, block.ErrNotFound) { // the volume was there a moment ago, so it may be this node that is not known yet
+		err = fmt.Errorf("%w: %v", block.ErrUnavailable, err)
+	}
 	if err != nil {
 		return nil, block.AttachmentID{}, accessError(n.volume, err)
 	}

@@ -272,6 +272,22 @@ func TestOpenIsDoneOnce(t *testing.T) {
 	}
 }
 
+// A node that the metadata service does not know (it was restored from before) is no reason to refuse a client for good.
+func TestOpenOnAnUnknownNodeIsNotPermanent(t *testing.T) {
+	r := newRig(t, nil)
+	r.meta.fail = func(call string) error {
+		if call == "grant" {
+			r.meta.fail = nil
+			return block.ErrNotFound
+		}
+		return nil
+	}
+	if _, err := r.tryOpen(""); !errors.Is(err, block.ErrUnavailable) || errors.Is(err, block.ErrPermission) {
+		t.Errorf("open: %v", err)
+	}
+	r.open("")
+}
+
 func TestOpenGivesUpWithItsContext(t *testing.T) {
 	faults := new(fault.Set)
 	r := newRig(t, func(m *Map) {
