@@ -255,6 +255,9 @@ func (m *Manager) grant(id block.VolumeID, o *opening) {
 		o.err = err
 		delete(m.volumes, id)
 		close(o.ready)
+		if o.changed && !m.closed {
+			m.check(id)
+		}
 		m.mu.Unlock()
 		return
 	}

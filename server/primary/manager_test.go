@@ -205,6 +205,37 @@ func TestIntentOfAClosedVolumeIsConfirmed(t *testing.T) {
 	}
 }
 
+// TestChangeDuringAFailedGrantIsConfirmed: a detach comes while a client's
+// opening is under way, and that fails.
+func TestChangeDuringAFailedGrantIsConfirmed(t *testing.T) {
+	r := newRig(t, func(m *Map) { m.Generation, m.Node = 3, "n1" })
+	granting, answer := make(chan struct{}), make(chan struct{})
+	r.meta.fail = func(call string) error {
+		if call != "grant" {
+			return nil
+		}
+		r.meta.fail = nil
+		close(granting)
+		r.meta.mu.Unlock()
+		<-answer
+		r.meta.mu.Lock()
+		return block.ErrUnavailable
+	}
+	opened := make(chan error)
+	go func() {
+		_, err := r.tryOpen("")
+		opened <- err
+	}()
+	<-granting
+	r.meta.edit(func(m *Map) { m.Attachments[0].Revoking = true })
+	r.m.Changed(r.meta.m.Volume.ID)
+	close(answer)
+	if err := <-opened; !errors.Is(err, block.ErrUnavailable) {
+		t.Errorf("opened with %v", err)
+	}
+	eventually(t, "the confirmation", func() bool { return r.read(func(m *Map) bool { return len(m.Attachments) == 0 }) })
+}
+
 func TestNothingToConfirmOpensNothing(t *testing.T) {
 	for name, edit := range map[string]func(*Map){
 		"another node's": func(m *Map) { m.Generation, m.Node, m.Attachments[0].Revoking = 3, "n2", true },
