@@ -72,10 +72,10 @@ type statusView struct {
 	Voters          []string        `json:"voters"`
 	FeatureLevel    uint32          `json:"feature_level"`
 	ExtentSize      int64           `json:"extent_size"`
-	Nodes           int             `json:"nodes"`
-	NodesUp         int             `json:"nodes_up"`
-	Disks           int             `json:"disks"`
-	DisksOnline     int             `json:"disks_online"`
+	Nodes           int64           `json:"nodes"`
+	NodesUp         int64           `json:"nodes_up"`
+	Disks           int64           `json:"disks"`
+	DisksOnline     int64           `json:"disks_online"`
 	Volumes         int64           `json:"volumes"`
 	Attachments     int64           `json:"attachments"`
 	Capacity        int64           `json:"capacity"`
@@ -103,33 +103,16 @@ func readStatus(ctx context.Context, c *client.Client) (statusView, error) {
 	if err != nil {
 		return statusView{}, err
 	}
-	nodes, err := c.ListNodes(ctx, &metapb.ListNodesRequest{})
-	if err != nil {
-		return statusView{}, err
-	}
-	disks, err := c.ListDisks(ctx, &metapb.ListDisksRequest{})
-	if err != nil {
-		return statusView{}, err
-	}
 	s := statusView{
 		ClusterID: r.GetClusterId(), Healthy: len(r.GetConditions()) == 0, Conditions: []conditionView{},
 		Leader: r.GetLeader(), Term: r.GetTerm(), AppliedIndex: r.GetAppliedIndex(), Voters: append([]string{}, r.GetVoters()...),
-		FeatureLevel: r.GetFeatureLevel(), ExtentSize: r.GetExtentSize(), Nodes: len(nodes.GetNodes()), Disks: len(disks.GetDisks()),
+		FeatureLevel: r.GetFeatureLevel(), ExtentSize: r.GetExtentSize(),
+		Nodes: r.GetNodes(), NodesUp: r.GetNodesUp(), Disks: r.GetDisks(), DisksOnline: r.GetDisksOnline(),
 		Volumes: r.GetVolumes(), Attachments: r.GetAttachments(),
 		Capacity: r.GetCapacity(), Used: r.GetUsed(), ProvisionedSize: r.GetProvisioned(),
 	}
 	for _, x := range r.GetConditions() {
 		s.Conditions = append(s.Conditions, conditionView{severities[x.GetSeverity()], x.GetObject(), x.GetProblem(), x.GetRemedy()})
-	}
-	for _, n := range nodes.GetNodes() {
-		if n.GetUp() {
-			s.NodesUp++
-		}
-	}
-	for _, d := range disks.GetDisks() {
-		if d.GetState() == metapb.Disk_ONLINE {
-			s.DisksOnline++
-		}
 	}
 	return s, nil
 }

@@ -25,12 +25,13 @@ type registrar struct {
 	node    *metapb.Node
 	cluster block.ClusterID
 	disks   func() []replica.Report
+	wrong   func() []*metapb.Condition // called by run only
 	log     *slog.Logger
 	changed chan struct{} // capacity 1: report now
 }
 
-// diskChanged makes the next report come at once. It does not block.
-func (r *registrar) diskChanged() {
+// soon makes the next report come at once. It does not block.
+func (r *registrar) soon() {
 	select {
 	case r.changed <- struct{}{}:
 	default:
@@ -42,9 +43,17 @@ func (r *registrar) register(ctx context.Context) error {
 	return retry(ctx, func() error {
 		ctx, cancel := context.WithTimeout(ctx, callLimit)
 		defer cancel()
-		_, err := r.client.RegisterNode(ctx, &metapb.RegisterNodeRequest{Node: r.node, Disks: r.report(), ClusterId: r.cluster.String()})
+		err := r.announce(ctx)
+		if passing(err) && ctx.Err() == nil {
+			r.log.Warn("the metadata service does not take this node's registration; it is tried again", "node", r.node.GetName(), "err", err)
+		}
 		return err
 	})
+}
+
+func (r *registrar) announce(ctx context.Context) error {
+	_, err := r.client.RegisterNode(ctx, &metapb.RegisterNodeRequest{Node: r.node, Disks: r.report(), ClusterId: r.cluster.String()})
+	return err
 }
 
 // report is every disk that has an identity: one that could never be opened has none.
@@ -80,9 +89,9 @@ func (r *registrar) run(ctx context.Context) {
 func (r *registrar) send(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	_, err := r.client.ReportDisks(ctx, &metapb.ReportDisksRequest{Node: r.node.GetName(), Disks: r.report()})
+	_, err := r.client.ReportDisks(ctx, &metapb.ReportDisksRequest{Node: r.node.GetName(), Disks: r.report(), Conditions: r.wrong()})
 	if errors.Is(err, block.ErrNotFound) { // a metadata service that was restored from before
-		_, err = r.client.RegisterNode(ctx, &metapb.RegisterNodeRequest{Node: r.node, Disks: r.report(), ClusterId: r.cluster.String()})
+		err = r.announce(ctx)
 	}
 	return err
 }
@@ -90,7 +99,7 @@ func (r *registrar) send(ctx context.Context) error {
 func diskTo(node string, r replica.Report) *metapb.Disk {
 	d := &metapb.Disk{
 		Id: r.ID.String(), Node: node, Path: r.Path, Capacity: r.Capacity, Available: r.Available,
-		State: metapb.Disk_FAILED, Problem: r.Problem, IoMode: r.Mode, Reflink: r.Reflink,
+		State: metapb.Disk_FAILED, Problem: sentence(r.Problem), IoMode: r.Mode, Reflink: r.Reflink,
 	}
 	if r.Online {
 		d.State = metapb.Disk_ONLINE

@@ -189,8 +189,8 @@ func (s *server) openDisks(context.Context) (err error) {
 	s.store, err = replica.Open(replica.Config{
 		FS: s.fs, Paths: s.disks, StateDir: s.data, Cluster: s.cluster, Geometry: s.geometry,
 		Boot: s.boot, Process: s.process, Registry: s.metadata(), Log: s.log, Fault: s.faults,
-		Changed: func(id block.DiskID) { s.registrar.diskChanged(); s.manager.DiskChanged(id) },
-		Space:   func() { s.registrar.diskChanged(); s.manager.SpaceChanged() },
+		Changed: func(id block.DiskID) { s.registrar.soon(); s.manager.DiskChanged(id) },
+		Space:   func() { s.registrar.soon(); s.manager.SpaceChanged() },
 	})
 	if err != nil {
 		return err
@@ -202,6 +202,7 @@ func (s *server) openDisks(context.Context) (err error) {
 	s.registrar = &registrar{
 		client: s.client, node: s.describe(), cluster: s.cluster, disks: s.store.Reports, log: s.log, changed: make(chan struct{}, 1),
 	}
+	s.waitFor("the metadata service has not registered it yet")
 	return nil
 }
 
@@ -223,13 +224,17 @@ func (s *server) metadata() metadataOf {
 }
 
 func (s *server) startVolumes(context.Context) (err error) {
+	s.waitFor("its volumes are being opened")
+	metadata := s.metadata()
+	metadata.eventful = s.registrar.soon
 	s.manager, err = primary.New(primary.Config{
-		Metadata: s.metadata(), Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
+		Metadata: metadata, Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
 	})
 	if err != nil {
 		return err
 	}
 	s.registry.MustRegister(s.volumeMetrics(), &s.traffic)
+	s.registrar.wrong = (&complaints{disks: s.store.Reports, volumes: s.manager.Status}).now
 	s.follower = &follower{
 		client: s.client, changed: s.manager.Changed, log: s.log,
 		deleted: func(id block.VolumeID) { s.traffic.Forget(id); s.store.Collect() },

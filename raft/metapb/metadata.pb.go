@@ -1085,6 +1085,10 @@ type GetStatusResponse struct {
 	Conditions    []*Condition           `protobuf:"bytes,11,rep,name=conditions,proto3" json:"conditions,omitempty"` // empty: all is well
 	Voters        []string               `protobuf:"bytes,12,rep,name=voters,proto3" json:"voters,omitempty"`
 	FeatureLevel  uint32                 `protobuf:"varint,13,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Nodes         int64                  `protobuf:"varint,14,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	NodesUp       int64                  `protobuf:"varint,15,opt,name=nodes_up,json=nodesUp,proto3" json:"nodes_up,omitempty"` // heard of lately
+	Disks         int64                  `protobuf:"varint,16,opt,name=disks,proto3" json:"disks,omitempty"`
+	DisksOnline   int64                  `protobuf:"varint,17,opt,name=disks_online,json=disksOnline,proto3" json:"disks_online,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1206,6 +1210,34 @@ func (x *GetStatusResponse) GetVoters() []string {
 func (x *GetStatusResponse) GetFeatureLevel() uint32 {
 	if x != nil {
 		return x.FeatureLevel
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetNodes() int64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetNodesUp() int64 {
+	if x != nil {
+		return x.NodesUp
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetDisks() int64 {
+	if x != nil {
+		return x.Disks
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetDisksOnline() int64 {
+	if x != nil {
+		return x.DisksOnline
 	}
 	return 0
 }
@@ -1559,6 +1591,7 @@ type ReportDisksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Disks         []*Disk                `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"`
+	Conditions    []*Condition           `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"` // what else is wrong there now; takes the place of what the node said before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1603,6 +1636,13 @@ func (x *ReportDisksRequest) GetNode() string {
 func (x *ReportDisksRequest) GetDisks() []*Disk {
 	if x != nil {
 		return x.Disks
+	}
+	return nil
+}
+
+func (x *ReportDisksRequest) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
 	}
 	return nil
 }
@@ -2354,7 +2394,7 @@ const file_metadata_proto_rawDesc = "" +
 	"\x10ListDisksRequest\":\n" +
 	"\x11ListDisksResponse\x12%\n" +
 	"\x05disks\x18\x01 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"\x12\n" +
-	"\x10GetStatusRequest\"\xa5\x03\n" +
+	"\x10GetStatusRequest\"\x8f\x04\n" +
 	"\x11GetStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -2373,7 +2413,11 @@ const file_metadata_proto_rawDesc = "" +
 	"conditions\x18\v \x03(\v2\x14.gabion.v1.ConditionR\n" +
 	"conditions\x12\x16\n" +
 	"\x06voters\x18\f \x03(\tR\x06voters\x12#\n" +
-	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\xce\x01\n" +
+	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\x12\x14\n" +
+	"\x05nodes\x18\x0e \x01(\x03R\x05nodes\x12\x19\n" +
+	"\bnodes_up\x18\x0f \x01(\x03R\anodesUp\x12\x14\n" +
+	"\x05disks\x18\x10 \x01(\x03R\x05disks\x12!\n" +
+	"\fdisks_online\x18\x11 \x01(\x03R\vdisksOnline\"\xce\x01\n" +
 	"\tCondition\x129\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x1d.gabion.v1.Condition.SeverityR\bseverity\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
@@ -2403,10 +2447,13 @@ const file_metadata_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
 	"\vextent_size\x18\x02 \x01(\x03R\n" +
-	"extentSize\"O\n" +
+	"extentSize\"\x85\x01\n" +
 	"\x12ReportDisksRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12%\n" +
-	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"\x15\n" +
+	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\x124\n" +
+	"\n" +
+	"conditions\x18\x03 \x03(\v2\x14.gabion.v1.ConditionR\n" +
+	"conditions\"\x15\n" +
 	"\x13ReportDisksResponse\"<\n" +
 	"\x12ReportEventRequest\x12&\n" +
 	"\x05event\x18\x01 \x01(\v2\x10.gabion.v1.EventR\x05event\"\x15\n" +
@@ -2570,64 +2617,65 @@ var file_metadata_proto_depIdxs = []int32{
 	46, // 18: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
 	47, // 19: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
 	47, // 20: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
-	48, // 21: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
-	1,  // 22: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
-	42, // 23: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
-	44, // 24: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
-	49, // 25: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
-	45, // 26: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
-	43, // 27: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
-	49, // 28: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
-	50, // 29: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
-	51, // 30: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
-	52, // 31: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
-	53, // 32: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
-	54, // 33: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
-	2,  // 34: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
-	4,  // 35: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
-	6,  // 36: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
-	8,  // 37: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
-	9,  // 38: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
-	11, // 39: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
-	14, // 40: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
-	16, // 41: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
-	18, // 42: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
-	20, // 43: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
-	23, // 44: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
-	25, // 45: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
-	26, // 46: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
-	28, // 47: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
-	30, // 48: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
-	32, // 49: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
-	33, // 50: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
-	34, // 51: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
-	37, // 52: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
-	39, // 53: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
-	42, // 54: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
-	5,  // 55: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
-	7,  // 56: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
-	42, // 57: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
-	10, // 58: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
-	12, // 59: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
-	15, // 60: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
-	17, // 61: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
-	19, // 62: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
-	21, // 63: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
-	24, // 64: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
-	48, // 65: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
-	27, // 66: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
-	29, // 67: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
-	31, // 68: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
-	36, // 69: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
-	36, // 70: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
-	35, // 71: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
-	38, // 72: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
-	40, // 73: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
-	54, // [54:74] is the sub-list for method output_type
-	34, // [34:54] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	22, // 21: gabion.v1.ReportDisksRequest.conditions:type_name -> gabion.v1.Condition
+	48, // 22: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
+	1,  // 23: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
+	42, // 24: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
+	44, // 25: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
+	49, // 26: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
+	45, // 27: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
+	43, // 28: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
+	49, // 29: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
+	50, // 30: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
+	51, // 31: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
+	52, // 32: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
+	53, // 33: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
+	54, // 34: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	2,  // 35: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
+	4,  // 36: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
+	6,  // 37: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
+	8,  // 38: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
+	9,  // 39: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
+	11, // 40: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
+	14, // 41: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
+	16, // 42: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
+	18, // 43: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
+	20, // 44: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
+	23, // 45: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
+	25, // 46: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
+	26, // 47: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
+	28, // 48: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
+	30, // 49: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
+	32, // 50: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
+	33, // 51: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
+	34, // 52: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
+	37, // 53: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
+	39, // 54: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
+	42, // 55: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
+	5,  // 56: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
+	7,  // 57: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
+	42, // 58: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
+	10, // 59: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
+	12, // 60: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
+	15, // 61: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
+	17, // 62: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
+	19, // 63: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
+	21, // 64: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
+	24, // 65: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
+	48, // 66: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
+	27, // 67: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
+	29, // 68: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
+	31, // 69: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
+	36, // 70: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
+	36, // 71: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
+	35, // 72: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
+	38, // 73: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
+	40, // 74: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
+	55, // [55:75] is the sub-list for method output_type
+	35, // [35:55] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_metadata_proto_init() }

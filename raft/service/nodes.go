@@ -15,19 +15,23 @@ import (
 )
 
 // nodes is what the leader knows beyond the replicated state: who was heard
-// of when, and what the disks reported last. It is a failure detector and a
-// fresher look at free space; nothing that must be right depends on it.
+// of when, and what the disks and nodes reported last. It is a failure detector
+// and a fresher look; nothing that must be right depends on it.
 type nodes struct {
 	downAfter time.Duration
 	clock     func() time.Time
 
 	mu      sync.Mutex
 	seen    map[string]time.Time
-	reports map[string]*metapb.Disk // by disk id
+	reports map[string]*metapb.Disk        // by disk id
+	wrong   map[string][]*metapb.Condition // by node, as it reported last
 }
 
 func newNodes(downAfter time.Duration, clock func() time.Time) *nodes {
-	return &nodes{downAfter: downAfter, clock: clock, seen: map[string]time.Time{}, reports: map[string]*metapb.Disk{}}
+	return &nodes{
+		downAfter: downAfter, clock: clock,
+		seen: map[string]time.Time{}, reports: map[string]*metapb.Disk{}, wrong: map[string][]*metapb.Condition{},
+	}
 }
 
 // begin forgets; every node has until downAfter to be heard of.
@@ -36,6 +40,7 @@ func (n *nodes) begin(v *metadata.View) {
 	defer n.mu.Unlock()
 	clear(n.seen)
 	clear(n.reports)
+	clear(n.wrong)
 	for _, node := range v.Nodes() {
 		n.seen[node.GetName()] = n.clock()
 	}
@@ -57,6 +62,29 @@ func (n *nodes) heard(v *metadata.View, node string, disks []*metapb.Disk) {
 			n.reports[d.GetId()] = d
 		}
 	}
+}
+
+// complains records what a registered node says is wrong there.
+func (n *nodes) complains(v *metadata.View, node string, wrong []*metapb.Condition) {
+	if v.Node(node) == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.wrong[node] = wrong
+}
+
+// complaints are what the nodes that are up say is wrong. What one that is down
+// said may be over; that it is down is said elsewhere.
+func (n *nodes) complaints(v *metadata.View) (list []*metapb.Condition) {
+	for _, node := range v.Nodes() {
+		if n.up(node.GetName()) {
+			n.mu.Lock()
+			list = append(list, n.wrong[node.GetName()]...)
+			n.mu.Unlock()
+		}
+	}
+	return list
 }
 
 func diskOf(v *metadata.View, id string) *metapb.Disk {
@@ -199,7 +227,9 @@ func (s *Service) ReportDisks(ctx context.Context, in *metapb.ReportDisksRequest
 			return nil, err
 		}
 	}
-	s.nodes.heard(s.machine.View(), in.GetNode(), in.GetDisks())
+	v = s.machine.View()
+	s.nodes.heard(v, in.GetNode(), in.GetDisks())
+	s.nodes.complains(v, in.GetNode(), in.GetConditions())
 	return &metapb.ReportDisksResponse{}, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/raft/metadata"
@@ -34,20 +33,31 @@ func (s *Service) GetStatus(ctx context.Context, _ *metapb.GetStatusRequest) (*m
 		Volumes: int64(v.VolumeCount()), Attachments: int64(v.AttachmentCount()),
 		Provisioned: v.Provisioned(), FeatureLevel: v.CommonLevel(),
 	}
+	for _, n := range s.nodes.all(v) {
+		out.Nodes++
+		if n.GetUp() {
+			out.NodesUp++
+		}
+	}
 	disks := s.nodes.disks(v)
 	for _, d := range disks {
+		out.Disks++
+		if d.GetState() == metapb.Disk_ONLINE {
+			out.DisksOnline++
+		}
 		if d.GetState() != metapb.Disk_FAILED {
 			out.Capacity += d.GetCapacity()
 			out.Used += d.GetCapacity() - d.GetAvailable()
 		}
 	}
-	if err != nil {
+	switch {
+	case err != nil: // who is up is the leader's to know
 		out.Conditions = append(out.Conditions, condition(metapb.Condition_ERROR, "metadata",
-			fmt.Sprintf("no leader confirms this answer, which may be old (%v).", err),
-			"See that a majority of the voters run and reach each other; running volumes go on meanwhile."))
-	}
-	if v.Cluster() != nil {
-		out.Conditions = append(out.Conditions, s.conditions(v, disks)...)
+			fmt.Sprintf("No leader confirms this answer, which may be old (%v).", err),
+			"See that a majority of the voters run, reach each other and can write; running volumes go on meanwhile."))
+		out.Conditions = append(out.Conditions, diskConditions(disks)...)
+	case v.Cluster() != nil:
+		out.Conditions = s.conditions(v, disks)
 	}
 	return out, nil
 }
@@ -56,11 +66,12 @@ func condition(severity metapb.Condition_Severity, object, problem, remedy strin
 	return &metapb.Condition{Severity: severity, Object: object, Problem: problem, Remedy: remedy}
 }
 
-// conditions are what is wrong in the cell: nodes, then disks, then volumes.
+// conditions are what is wrong in the cell: nodes, then disks, then what the
+// nodes say of themselves and the volumes they serve.
 func (s *Service) conditions(v *metadata.View, disks []*metapb.Disk) []*metapb.Condition {
 	list := s.nodeConditions(v)
 	list = append(list, diskConditions(disks)...)
-	return append(list, s.volumeConditions(v)...)
+	return append(list, s.nodes.complaints(v)...)
 }
 
 func (s *Service) nodeConditions(v *metadata.View) (list []*metapb.Condition) {
@@ -84,7 +95,7 @@ func (s *Service) nodeConditions(v *metadata.View) (list []*metapb.Condition) {
 	case len(serving) < want:
 		list = append(list, condition(metapb.Condition_WARNING, "cluster",
 			fmt.Sprintf("New volumes get %d replicas by default, and %s disks.", want, nodesHave(len(serving))),
-			"Add nodes, or create volumes with --replicas 1 (or start the cluster with --default-replicas 1)."))
+			"Create volumes with --replicas 1, or add nodes; the default is set once, by --default-replicas beside --bootstrap."))
 	}
 	return list
 }
@@ -121,43 +132,6 @@ func diskConditions(disks []*metapb.Disk) (list []*metapb.Condition) {
 				"Delete or trim volumes, or make the file system larger; writes that wait go on by themselves."))
 		}
 	}
-	return list
-}
-
-// What a volume's newest event of these says about its state now. They are
-// the primary's.
-var volumeStates = map[string]struct {
-	severity        metapb.Condition_Severity
-	problem, remedy string
-}{
-	"VolumeWaitsForSpace":   {metapb.Condition_ERROR, "Writes wait for space", "Delete or trim volumes, or add disks; the writes go on by themselves."},
-	"VolumeBlocked":         {metapb.Condition_ERROR, "Requests wait for a disk", "Bring the disk back; the requests go on by themselves."},
-	"ExtentsLost":           {metapb.Condition_ERROR, "A disk has lost extents", "Do not remove the disk; restore its file system, or the volume from a backup."},
-	"VolumeResumed":         {},
-	metadata.PrimaryGranted: {}, // a new primary reports anew
-	metadata.VolumeDeleted:  {},
-}
-
-func (s *Service) volumeConditions(v *metadata.View) (list []*metapb.Condition) {
-	events, _ := v.Events(oldest(v))
-	newest := map[string]*metapb.Event{}
-	for _, e := range events {
-		if _, ok := volumeStates[e.GetType()]; ok {
-			newest[e.GetVolumeId()] = e
-		}
-	}
-	for _, e := range newest {
-		state := volumeStates[e.GetType()]
-		id, err := block.ParseUUID(e.GetVolumeId())
-		if state.problem == "" || err != nil {
-			continue
-		}
-		if vol := v.Volume(block.VolumeID{UUID: id}); vol != nil {
-			list = append(list, condition(state.severity, "volume "+vol.GetName(),
-				fmt.Sprintf("%s: %s.", state.problem, e.GetMessage()), state.remedy))
-		}
-	}
-	slices.SortFunc(list, func(a, b *metapb.Condition) int { return cmp.Compare(a.GetObject(), b.GetObject()) })
 	return list
 }
 

@@ -220,23 +220,30 @@ func TestStatus(t *testing.T) {
 	d := disk(1, 100*gib)
 	w.register("n1", d)
 	wants("3 replicas by default, and 1 node has disks", "--replicas 1")
-	v, err := w.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "v", Size: gib, Policy: &metapb.Policy{Replicas: 1}})
+	_, err := w.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "v", Size: gib, Policy: &metapb.Policy{Replicas: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	event := func(kind string) {
+	report := func(wrong ...*metapb.Condition) {
 		t.Helper()
-		_, err := w.ReportEvent(t.Context(), &metapb.ReportEventRequest{Event: &metapb.Event{Type: kind, VolumeId: v.Id, Node: "n1", Message: "because"}})
-		if err != nil {
+		if _, err := w.ReportDisks(t.Context(), &metapb.ReportDisksRequest{Node: "n1", Disks: []*metapb.Disk{d}, Conditions: wrong}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	event("VolumeWaitsForSpace")
-	wants("volume v: Writes wait for space: because.")
-	event("VolumeResumed")
-	if _, text := status(); strings.Contains(text, "volume v") {
-		t.Errorf("still there:\n%s", text)
+	// What a node says is wrong stands for as long as it says so, however often it changes, and takes no log entry.
+	entries := w.index()
+	for range 3 * eventBurst {
+		report(condition(metapb.Condition_ERROR, "volume v", "Writes wait for space.", "Add disks."))
+		wants("volume v: Writes wait for space. Add disks.")
+		report()
+		if _, text := status(); strings.Contains(text, "volume v") {
+			t.Fatalf("still there:\n%s", text)
+		}
 	}
+	if n := w.index() - entries; n != 0 {
+		t.Errorf("%d entries", n)
+	}
+	report(condition(metapb.Condition_ERROR, "volume v", "Writes wait for space.", "Add disks."))
 	d.State, d.Problem = metapb.Disk_FAILED, "fsync: input/output error"
 	if _, err := w.ReportDisks(t.Context(), &metapb.ReportDisksRequest{Node: "n1", Disks: []*metapb.Disk{d}}); err != nil {
 		t.Fatal(err)
@@ -249,8 +256,11 @@ func TestStatus(t *testing.T) {
 	wants("is full")
 	w.clock.pass(time.Minute)
 	wants("node n1: The node is down: its server has not been heard of for 1m0s.")
-	s, _ := status()
-	if s.ClusterId != clusterID.String() || s.Leader != "n1" || s.Term == 0 || s.Volumes != 1 || s.Capacity != 100*gib ||
+	s, text := status()
+	if strings.Contains(text, "volume v") {
+		t.Errorf("what a node said that is down now:\n%s", text)
+	}
+	if s.ClusterId != clusterID.String() || s.Leader != "n1" || s.Term == 0 || s.Volumes != 1 || s.Nodes != 1 || s.NodesUp != 0 || s.Disks != 1 || s.DisksOnline != 0 || s.Capacity != 100*gib ||
 		s.Provisioned != gib || s.FeatureLevel != 1 || !slices.Equal(s.Voters, []string{"n1"}) {
 		t.Errorf("%v", s)
 	}

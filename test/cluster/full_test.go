@@ -154,5 +154,5 @@ func fullWait(t *testing.T, fstype string, size int64) {
 // waitsForSpace is what the status says now.
 func waitsForSpace(t *testing.T, s *cluster.Server) bool {
 	t.Helper()
-	return strings.Contains(cli(t, s, "status"), "Writes wait for space")
+	return strings.Contains(cli(t, s, "status"), "wait for space")
 }

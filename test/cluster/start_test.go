@@ -325,6 +325,9 @@ func TestH70MetadataKnowsNothing(t *testing.T) {
 		eventually(t, 30*time.Second, "a metric counts the volume that nobody knows", func() bool {
 			return metric(t, s, "gabion_disk_unknown_volumes") == 1
 		})
+		eventually(t, 30*time.Second, "the status names it", func() bool {
+			return strings.Contains(cli(t, s, "status"), filepath.Base(later))
+		})
 		if n := used(t, later); n < 4096 {
 			t.Errorf("the volume that nobody knows has %d bytes left", n)
 		}
