@@ -41,8 +41,27 @@ type attachment struct {
 	revoked  bool // being detached, or gone from the map
 	gone     bool // gone from the map: nothing to confirm
 	digest   [32]byte
-	newest   block.SessionNumber // the highest number seen
+	newest   session // the highest seen
 	conns    []*Conn             // in order of Connect; closed ones until they are drained
+}
+
+// session names one of an attachment's; its connections share its fate. Each
+// cache epoch has a device of its own, which counts from 1. The zero session is
+// that of all plain clients, older than any.
+type session struct {
+	epoch  block.CacheEpoch
+	number block.SessionNumber
+}
+
+func (cn *Conn) session() session {
+	if cn.Number == 0 {
+		return session{}
+	}
+	return session{cn.Epoch, cn.Number}
+}
+
+func (s session) before(o session) bool {
+	return s.epoch < o.epoch || s.epoch == o.epoch && s.number < o.number
 }
 
 // Authorize finds the attachment whose token has this SHA-256 digest. How long
@@ -67,10 +86,10 @@ func (c *Core) Connect(cn *Conn) {
 		return
 	}
 	a := c.attachment(cn.Attachment)
-	if cn.Number > a.newest {
-		a.newest = cn.Number
+	if a.newest.before(cn.session()) {
+		a.newest = cn.session()
 		for _, o := range slices.Clone(a.conns) {
-			if o.Number < cn.Number {
+			if o.session().before(a.newest) {
 				c.close(o, fmt.Errorf("%w: session %d was opened", block.ErrStale, cn.Number))
 			}
 		}
@@ -96,8 +115,8 @@ func (c *Core) admit(cn *Conn) error {
 	case cn.Epoch > c.info.CacheEpoch:
 		c.reads.want()
 		return fmt.Errorf("%w: cache epoch %d is not known here", block.ErrUnavailable, cn.Epoch)
-	case cn.Number < a.newest:
-		return fmt.Errorf("%w: session %d is older than session %d", block.ErrStale, cn.Number, a.newest)
+	case cn.session().before(a.newest):
+		return fmt.Errorf("%w: session %d is older than session %d", block.ErrStale, cn.Number, a.newest.number)
 	}
 	return nil
 }
@@ -161,7 +180,7 @@ func (c *Core) settleSessions() {
 			if cn.state != connWaiting {
 				continue
 			}
-			others := slices.ContainsFunc(a.conns, func(o *Conn) bool { return o.state == connClosed && o.Number != cn.Number })
+			others := slices.ContainsFunc(a.conns, func(o *Conn) bool { return o.state == connClosed && o.session() != cn.session() })
 			if !others {
 				cn.state = connOpen
 				c.act(Answer{Conn: cn})
