@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
@@ -138,6 +139,11 @@ const (
 
 // Invoke implements grpc.ClientConnInterface.
 func (l *list) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if m, ok := args.(proto.Message); ok {
+		if _, err := proto.Marshal(m); err != nil { // gRPC's word for it would be that of a server that broke
+			return fmt.Errorf("%w: the request cannot be written down: %w", block.ErrInvalid, err)
+		}
+	}
 	kind := kindOf(method)
 	var pause time.Duration
 	var said error // the last that a server answered

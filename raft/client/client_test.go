@@ -184,6 +184,18 @@ func TestRefusedByGRPC(t *testing.T) {
 	}
 }
 
+// A name that is no text reaches no server, and is no server's silence.
+func TestRequestThatCannotBeWritten(t *testing.T) {
+	server := &script{}
+	c := dial(t, serve(t, server))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := c.CreateVolume(ctx, &metapb.CreateVolumeRequest{Name: "a\xff"})
+	if !errors.Is(err, block.ErrInvalid) || errors.Is(err, block.ErrUnknown) || server.made() != "" {
+		t.Errorf("%v, calls %q", err, server.made())
+	}
+}
+
 // The last sentence of a server says more than that the time is up.
 func TestTheReasonSurvivesTheDeadline(t *testing.T) {
 	s := &script{}
