@@ -75,6 +75,7 @@ func (a *app) rootCommand() *cobra.Command {
 	f.StringVar(&a.servers, "server", envOr("GABION_SERVER", defaultServer), "metadata servers, `HOST:PORT[,...]`; the environment variable GABION_SERVER sets the default")
 	f.VarP(newChoice(&a.output, "table", "json"), "output", "o", "how to print: table or json")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up after this long; 0: never")
+	root.SetHelpCommand(helpCommand(root))
 	root.AddCommand(
 		a.serverCommand(), a.volumeCommand(), a.attachCommand(), a.detachCommand(), a.nodeCommand(), a.diskCommand(),
 		a.statusCommand(), a.eventsCommand(), a.demoCommand(), a.versionCommand(),
@@ -86,6 +87,9 @@ func (a *app) rootCommand() *cobra.Command {
 func (a *app) act(f func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a.acting = true
+		if a.timeout < 0 {
+			return usagef("--timeout %v: it is positive, or 0 for never", a.timeout)
+		}
 		return f(cmd.Context(), args)
 	}
 }
@@ -117,6 +121,23 @@ func oneVolume(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	return fmt.Errorf("one volume at a time: %.40q is too much", args[1])
+}
+
+// helpCommand is cobra's, but one that is asked about what is not there says so.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Help about any command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err == nil {
+				err = noSuchCommand(cmd, rest)
+			}
+			if err != nil {
+				return err
+			}
+			return cmd.Help()
+		},
+	}
 }
 
 func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
