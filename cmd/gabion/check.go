@@ -31,6 +31,9 @@ func (s *server) checkDisks(context.Context) error {
 		return fmt.Errorf("%w: --data %s is empty: found a cluster with --bootstrap, or name the directory that this server had before", block.ErrPrecondition, s.data)
 	}
 	for _, path := range s.disks {
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%w: --disk %s: there is no such directory: mount the disk's file system there, or create it", block.ErrNotFound, path)
+		}
 		id, err := image.Probe(s.fs, path)
 		switch {
 		case err == nil:

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
+	"github.com/gabion-storage/gabion/server/image"
 )
 
 // serverConfig is what `gabion server` was told.
@@ -32,6 +34,7 @@ type serverConfig struct {
 
 	extentSize int64
 	replicas   uint32
+	ioMode     string
 	insecure   bool
 	faults     bool
 
@@ -64,6 +67,8 @@ func (c *serverConfig) register(f *pflag.FlagSet) {
 	c.extentSize = block.DefaultExtentSize
 	f.Var(sizeFlag{&c.extentSize}, "extent-size", "with --bootstrap: `SIZE` of the cluster's extents, a power of two, for ever")
 	f.Uint32Var(&c.replicas, "default-replicas", 3, "with --bootstrap: copies of a volume that names none")
+	f.Var(newChoice(&c.ioMode, image.Auto.String(), image.Direct.String(), image.Buffered.String()), "io-mode",
+		"how the disks' images are accessed: past the page cache (direct) or through it; auto is what suits them")
 	f.BoolVar(&c.insecure, "insecure", false, "listen beyond loopback, without encryption and without asking who is there")
 	f.BoolVar(&c.faults, "fault-injection", false, "let the HTTP port delay and fail operations, for tests")
 	f.Var(newChoice(&c.logLevel, "info", "debug", "warn", "error"), "log-level", "what to log")
@@ -78,10 +83,11 @@ func (c *serverConfig) complete() error {
 	if c.node, err = consumerName(c.node); err != nil {
 		return err
 	}
-	for flag, name := range map[string]string{"--node": c.node, "--rack": c.rack} {
-		if err := checkName(flag, name); err != nil {
-			return err
-		}
+	if err := checkName("--node", c.node, 253); err != nil {
+		return err
+	}
+	if err := checkName("--rack", c.rack, 128); err != nil {
+		return err
 	}
 	if c.bootstrap && c.join != "" {
 		return usagef("--bootstrap founds a cluster and --join enters one: give one of them")
@@ -122,6 +128,9 @@ func (c *serverConfig) completePaths() (err error) {
 		if c.disks[i] = d; seen[d] {
 			return usagef("--disk names %s twice", d)
 		}
+		if err := checkPath("--disk", d); err != nil {
+			return err
+		}
 		seen[d] = true
 		if within(c.data, d) {
 			return usagef("--data %s lies on --disk %s: give the state a directory of its own", c.data, d)
@@ -133,9 +142,19 @@ func (c *serverConfig) completePaths() (err error) {
 	case noSocket:
 		c.nbdSocket = ""
 	default:
-		c.nbdSocket, err = filepath.Abs(c.nbdSocket)
+		if c.nbdSocket, err = filepath.Abs(c.nbdSocket); err != nil {
+			return err
+		}
 	}
-	return err
+	return checkPath("--nbd-socket", c.nbdSocket)
+}
+
+// checkPath refuses a path that cannot be told to the metadata service.
+func checkPath(flag, path string) error {
+	if len(path) > maxSentence || !utf8.ValidString(path) {
+		return usagef("%s %.60q: a path has at most %d bytes, in UTF-8", flag, path, maxSentence)
+	}
+	return nil
 }
 
 // within reports whether path is dir or below it.
@@ -179,10 +198,20 @@ func (c *serverConfig) advertised(l net.Listener) string {
 }
 
 // checkName keeps what people will read in tables and sentences readable.
-func checkName(flag, name string) error {
+func checkName(flag, name string, limit int) error {
 	bad := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == ',' }
-	if name == "" || len(name) > 253 || strings.ContainsFunc(name, bad) {
-		return usagef("%s %.60q: a name has 1 to 253 printable characters without spaces and commas", flag, name)
+	if name == "" || len(name) > limit || !utf8.ValidString(name) || strings.ContainsFunc(name, bad) {
+		return usagef("%s %.60q: a name has 1 to %d bytes of printable characters without spaces and commas", flag, name, limit)
 	}
 	return nil
+}
+
+// mode is --io-mode as the disks know it.
+func (c *serverConfig) mode() image.Mode {
+	for _, m := range []image.Mode{image.Direct, image.Buffered} {
+		if m.String() == c.ioMode {
+			return m
+		}
+	}
+	return image.Auto
 }

@@ -14,10 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
 
 	nbd "github.com/gabion-storage/gabion/nbd/client"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/image"
 )
 
 // running is a server inside the test process.
@@ -306,6 +308,10 @@ func TestServerConfig(t *testing.T) {
 		"a disk twice":         {func(c *serverConfig) { c.disks = []string{"/x", "/y/../x"} }, "twice"},
 		"empty disk":           {func(c *serverConfig) { c.disks = []string{""} }, "empty name"},
 		"name with a space":    {func(c *serverConfig) { c.rack = "a b" }, "--rack"},
+		"name that is no text": {func(c *serverConfig) { c.node = "a\xff" }, "--node"},
+		"rack's name too long": {func(c *serverConfig) { c.rack = strings.Repeat("r", 129) }, "--rack"},
+		"disk that is no text": {func(c *serverConfig) { c.disks = []string{"/x\xff"} }, "--disk"},
+		"socket's path":        {func(c *serverConfig) { c.nbdSocket = "/\xff" }, "--nbd-socket"},
 		"name with a control":  {func(c *serverConfig) { c.node = "a\x01" }, "--node"},
 		"odd extents":          {func(c *serverConfig) { c.extentSize = 3 << 20 }, "power of two"},
 		"no replicas":          {func(c *serverConfig) { c.replicas = 0 }, "1, 2 or 3"},
@@ -330,5 +336,16 @@ func TestServerConfig(t *testing.T) {
 	c.nbdSocket = noSocket
 	if err := c.complete(); err != nil || c.nbdSocket != "" {
 		t.Errorf("--nbd-socket none: %v %+v", err, c)
+	}
+}
+
+func TestIOMode(t *testing.T) {
+	for _, m := range []image.Mode{image.Auto, image.Direct, image.Buffered} {
+		var c serverConfig
+		f := pflag.NewFlagSet("server", pflag.ContinueOnError)
+		c.register(f)
+		if err := f.Parse([]string{"--io-mode", m.String()}); err != nil || c.mode() != m {
+			t.Errorf("--io-mode %s: %s, %v", m, c.mode(), err)
+		}
 	}
 }

@@ -188,7 +188,7 @@ func (s *server) openDisks(context.Context) (err error) {
 	s.waitFor("its disks are being opened")
 	s.store, err = replica.Open(replica.Config{
 		FS: s.fs, Paths: s.disks, StateDir: s.data, Cluster: s.cluster, Geometry: s.geometry,
-		Boot: s.boot, Process: s.process, Registry: s.metadata(), Log: s.log, Fault: s.faults,
+		Mode: s.mode(), Boot: s.boot, Process: s.process, Registry: s.metadata(), Log: s.log, Fault: s.faults,
 		Changed: func(id block.DiskID) { s.registrar.soon(); s.manager.DiskChanged(id) },
 		Space:   func() { s.registrar.soon(); s.manager.SpaceChanged() },
 	})

@@ -131,7 +131,7 @@ func (l *unixListener) remove() {
 func lockDirectory(dir string) (unlock func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: directory of the socket: %v", block.ErrNotFound, err)
+		return nil, fmt.Errorf("%w: the directory of the socket: %v: create it, or choose another path with --nbd-socket", block.ErrNotFound, err)
 	}
 	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: locking %s: %v", block.ErrUnavailable, dir, err), d.Close())
