@@ -210,7 +210,6 @@ func (c *Core) birthsFailed(err error) {
 	if full && c.info.WaitWhenFull {
 		c.spaceShort(block.DiskID{})
 	}
-	c.problem = "space cannot be placed: " + err.Error()
 	var next *Op
 	for op := c.lists[opBirth].head; op != nil; op = next {
 		next = op.next
@@ -221,6 +220,11 @@ func (c *Core) birthsFailed(err error) {
 		c.move(op, opReady)
 	}
 	c.examineReady() // asks for the births again, in the old order
+	if c.problem = ""; c.count[opBirth] > 0 {
+		c.problem = "space cannot be placed: " + err.Error()
+	} else {
+		b.full = false
+	}
 }
 
 func (c *Core) touches(op *Op, runs []block.RunIndex) bool {

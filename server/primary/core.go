@@ -48,9 +48,8 @@ type Core struct {
 		requests int64
 		since    time.Duration
 	}
-	short   bool          // requests wait for space: reported
-	shortAt time.Duration // Tick at which one was last refused
-	problem string        // why births fail
+	short   shortage
+	problem string // why births fail that somebody waits for
 
 	stats stats
 	out   Output
@@ -64,6 +63,14 @@ const (
 	// quietBeforeTrim is how long nothing was asked before memory is given back.
 	quietBeforeTrim = 10 * time.Second
 )
+
+// shortage is a time in which requests were refused for want of space.
+type shortage struct {
+	on          bool
+	told        bool
+	disk        block.DiskID  // that refused first; zero: placement
+	first, last time.Duration // Ticks of the refusals
+}
 
 // Output is what a Core wants done. Start and Actions are in order of
 // decision, Done in order of completion.
@@ -246,20 +253,31 @@ func (c *Core) end(reason error) {
 	c.act(Retire{Reason: reason})
 }
 
-// spaceShort notes that a request waits for space, settleSpace that none does
-// any more: not while they are being tried again, which is told only after a while without a refusal.
+// spaceShort notes that a request waits for space.
 func (c *Core) spaceShort(disk block.DiskID) {
-	c.shortAt = c.now
-	if !c.short {
-		c.short = true
-		c.report("VolumeWaitsForSpace", disk, "writes wait for space; free some or add a disk, and they go on by themselves")
+	if s := &c.short; !s.on {
+		*s = shortage{on: true, disk: disk, first: c.now}
 	}
+	c.short.last = c.now
 }
 
+// settleSpace tells of a shortage when it lasts, and of the end of one that was
+// told: after a while without a refusal, as none waits while all are tried again.
 func (c *Core) settleSpace() {
-	if c.short && c.waitForSpace() == 0 && c.now-c.shortAt > 2*retryEvery {
-		c.short = false
-		c.report("VolumeResumed", block.DiskID{}, "no write waits for space any more")
+	s := &c.short
+	if !s.on {
+		return
+	}
+	waiting := c.waitForSpace() > 0
+	switch {
+	case waiting && !s.told && c.now-s.first >= retryEvery:
+		s.told = true
+		c.report("VolumeWaitsForSpace", s.disk, "writes wait for space; free some or add a disk, and they go on by themselves")
+	case !waiting && c.now-s.last > 2*retryEvery:
+		if s.told {
+			c.report("VolumeResumed", block.DiskID{}, "no write waits for space any more")
+		}
+		*s = shortage{}
 	}
 }
 

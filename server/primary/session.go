@@ -42,7 +42,7 @@ type attachment struct {
 	gone     bool // gone from the map: nothing to confirm
 	digest   [32]byte
 	newest   session // the highest seen
-	conns    []*Conn             // in order of Connect; closed ones until they are drained
+	conns    []*Conn // in order of Connect; closed ones until they are drained
 }
 
 // session names one of an attachment's; its connections share its fate. Each

@@ -90,7 +90,7 @@ func (c *Core) diagnose() (problem, remedy string) {
 		}
 	}
 	switch {
-	case c.short && c.waitForSpace() > 0:
+	case c.short.on && c.waitForSpace() > 0:
 		return fmt.Sprintf("%d writes wait for space.", c.waitForSpace()),
 			"Delete or trim something, or add a disk; the writes go on by themselves."
 	case c.problem != "":

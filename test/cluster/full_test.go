@@ -112,7 +112,7 @@ func fullWait(t *testing.T, fstype string, size int64) {
 		ended <- nil
 	}()
 	eventually(t, 60*time.Second, "the status tells that writes wait for space", func() bool { return waitsForSpace(t, s) })
-	mentions(t, cli(t, s, "events"), "VolumeWaitsForSpace")
+	eventually(t, 10*time.Second, "the event, once it lasts", func() bool { return strings.Contains(cli(t, s, "events"), "VolumeWaitsForSpace") })
 	select {
 	case err := <-ended:
 		t.Fatalf("the writer was not held up: %v", err)
