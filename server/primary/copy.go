@@ -33,6 +33,8 @@ type Copy struct {
 	busy   int    // operations and calls not answered, of all lives; it is sealed again only at 0
 	held   bool   // away, and the next attempt waits for a retry
 	wanted bool   // away and no member, but a birth is to go there
+	// Its disk changed since the last sync began, which may have been before the end of the open instance.
+	doubted bool
 
 	// As the metadata has it: recorded is set once a Takeover or CommitRuns names the disk.
 	recorded   bool
@@ -121,7 +123,7 @@ func (c *Core) settleCopies() {
 		case copyAdmitted:
 			c.startSync(cp)
 		case copyLive:
-			if len(cp.nextSync) > 0 {
+			if len(cp.nextSync) > 0 || cp.doubted {
 				c.startSync(cp)
 			}
 			c.startGrow(cp)
@@ -213,6 +215,7 @@ func (c *Core) startSync(cp *Copy) {
 	if cp.sync.running {
 		return
 	}
+	cp.doubted = false
 	cp.syncing, cp.nextSync = cp.nextSync, cp.syncing[:0]
 	cp.sync = call{running: true, life: cp.life, upto: c.sequence, covers: c.mutating == 0}
 	cp.busy++

@@ -201,11 +201,12 @@ func (c *Core) SpaceChanged() {
 	c.wake(opSpace)
 }
 
-// DiskChanged says that a disk may be there again.
+// DiskChanged says that a disk failed or may be there again. A copy that is in
+// service is synced: if its open instance has ended, that says so.
 func (c *Core) DiskChanged(disk block.DiskID) {
 	for _, cp := range c.copies {
 		if cp.Disk == disk {
-			cp.held = false
+			cp.held, cp.doubted = false, true
 		}
 	}
 	c.births.held = false

@@ -361,7 +361,7 @@ func (m *Manager) confirm(id block.VolumeID) error {
 // SpaceChanged says that a disk may have room again. Returns at once.
 func (m *Manager) SpaceChanged() { m.all((*Core).SpaceChanged) }
 
-// DiskChanged says that a disk was opened (again). Returns at once.
+// DiskChanged says that a disk failed or was opened (again). Returns at once.
 func (m *Manager) DiskChanged(disk block.DiskID) { m.all(func(c *Core) { c.DiskChanged(disk) }) }
 
 // all feeds an event to every open volume, on a goroutine of its own: what
