@@ -89,8 +89,10 @@ func (r *registrar) run(ctx context.Context) {
 func (r *registrar) send(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	_, err := r.client.ReportDisks(ctx, &metapb.ReportDisksRequest{Node: r.node.GetName(), Disks: r.report(), Conditions: r.wrong()})
-	if errors.Is(err, block.ErrNotFound) { // a metadata service that was restored from before
+	_, err := r.client.ReportDisks(ctx, &metapb.ReportDisksRequest{
+		Node: r.node.GetName(), Process: r.node.GetProcess(), Disks: r.report(), Conditions: r.wrong(),
+	})
+	if errors.Is(err, block.ErrNotFound) { // a metadata service restored from before, or a predecessor's registration came late
 		err = r.announce(ctx)
 	}
 	return err

@@ -1592,6 +1592,7 @@ type ReportDisksRequest struct {
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Disks         []*Disk                `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"`
 	Conditions    []*Condition           `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"` // what else is wrong there now; takes the place of what the node said before
+	Process       string                 `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`       // that reports; NOT_FOUND unless it is the registered one. Empty: not checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1645,6 +1646,13 @@ func (x *ReportDisksRequest) GetConditions() []*Condition {
 		return x.Conditions
 	}
 	return nil
+}
+
+func (x *ReportDisksRequest) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
 }
 
 type ReportDisksResponse struct {
@@ -2447,13 +2455,14 @@ const file_metadata_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
 	"\vextent_size\x18\x02 \x01(\x03R\n" +
-	"extentSize\"\x85\x01\n" +
+	"extentSize\"\x9f\x01\n" +
 	"\x12ReportDisksRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12%\n" +
 	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\x124\n" +
 	"\n" +
 	"conditions\x18\x03 \x03(\v2\x14.gabion.v1.ConditionR\n" +
-	"conditions\"\x15\n" +
+	"conditions\x12\x18\n" +
+	"\aprocess\x18\x04 \x01(\tR\aprocess\"\x15\n" +
 	"\x13ReportDisksResponse\"<\n" +
 	"\x12ReportEventRequest\x12&\n" +
 	"\x05event\x18\x01 \x01(\v2\x10.gabion.v1.EventR\x05event\"\x15\n" +

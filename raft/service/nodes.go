@@ -218,8 +218,12 @@ func (s *Service) ReportDisks(ctx context.Context, in *metapb.ReportDisksRequest
 	if err != nil {
 		return nil, err
 	}
-	if v.Node(in.GetNode()) == nil {
+	node := v.Node(in.GetNode())
+	if node == nil {
 		return nil, fmt.Errorf("%w: node %.300q is not registered", block.ErrNotFound, in.GetNode())
+	}
+	if p := in.GetProcess(); p != "" && p != node.GetProcess() {
+		return nil, fmt.Errorf("%w: server process %.300q of node %q is not the registered one", block.ErrNotFound, p, in.GetNode())
 	}
 	if !sameDisks(v, in.GetNode(), in.GetDisks()) {
 		put := &metapb.PutDisks{Node: in.GetNode(), Disks: in.GetDisks()}

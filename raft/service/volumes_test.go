@@ -534,6 +534,31 @@ func TestDisksOfTwoNodes(t *testing.T) {
 	}
 }
 
+// TestLateRegistrationOfAPredecessor: a dead server process's call overtakes
+// its successor's registration. The next report is refused, so that it registers again.
+func TestLateRegistrationOfAPredecessor(t *testing.T) {
+	w := newWorld(t)
+	d := disk(1, gib)
+	w.register("n1", d)
+	late := node("n1")
+	late.Process = "0a0a0a0a-0000-4000-8000-000000000001"
+	if _, err := w.RegisterNode(t.Context(), &metapb.RegisterNodeRequest{Node: late, Disks: []*metapb.Disk{d}}); err != nil {
+		t.Fatal(err)
+	}
+	report := &metapb.ReportDisksRequest{Node: "n1", Process: proc, Disks: []*metapb.Disk{d}}
+	if _, err := w.ReportDisks(t.Context(), report); code(err) != codes.NotFound {
+		t.Errorf("a report of a process that is not the registered one: %v", err)
+	}
+	w.register("n1", d)
+	if _, err := w.ReportDisks(t.Context(), report); err != nil {
+		t.Error(err)
+	}
+	report.Process = late.Process // its reports are late, too
+	if _, err := w.ReportDisks(t.Context(), report); code(err) != codes.NotFound {
+		t.Errorf("a predecessor's report: %v", err)
+	}
+}
+
 // Free space moves all the time: the exact figure is the leader's, the log
 // gets what matters.
 func TestReportsThatMatter(t *testing.T) {
