@@ -17,6 +17,7 @@ type found struct {
 	bytes         int64  // of log after the snapshot
 	commands      int64  // in the log after the snapshot
 	configuration hraft.Configuration
+	damaged       []string // snapshots newer than the one to start from
 }
 
 func (f found) empty() bool { return f.last == 0 }
@@ -35,9 +36,9 @@ func (f found) onlyVoter(node string) bool {
 }
 
 // inspect checks that the state can be rebuilt without a gap, from the newest
-// snapshot that is whole and the log after it, and sets damaged snapshots
-// aside. If it cannot be, that is an error: raft itself would go on with a
-// hole, or panic.
+// snapshot that is whole and the log after it. If it cannot be, that is an
+// error: raft itself would go on with a hole, or panic. Else damaged snapshots
+// are set aside; not before, since they prove to the next start what is missing.
 func inspect(snapshots *snapshotStore, logs *logStore, log *slog.Logger) (found, error) {
 	f, reached, err := newestSnapshot(snapshots, log)
 	if err != nil {
@@ -67,6 +68,11 @@ func inspect(snapshots *snapshotStore, logs *logStore, log *slog.Logger) (found,
 			return f, err
 		}
 	}
+	for _, id := range f.damaged {
+		if err := snapshots.setAside(id); err != nil {
+			return f, err
+		}
+	}
 	return f, nil
 }
 
@@ -90,10 +96,8 @@ func newestSnapshot(snapshots *snapshotStore, log *slog.Logger) (f found, reache
 			f.snapshot, f.configuration = meta.Index, meta.Configuration
 			return f, reached, r.Close()
 		}
-		log.Error("a metadata snapshot is damaged and set aside; starting from an older one if the log allows", "snapshot", id, "err", err)
-		if err := snapshots.setAside(id); err != nil {
-			return f, 0, err
-		}
+		log.Error("a metadata snapshot is damaged; starting from an older one if the log allows", "snapshot", id, "err", err)
+		f.damaged = append(f.damaged, id)
 	}
 	return f, reached, nil
 }
