@@ -232,24 +232,13 @@ func (s *Service) commit(ctx context.Context, c *metapb.Command) (r metadata.Res
 	return r, index, r.Err
 }
 
-// foresee tries a command on a copy of the state. What would be refused, or
-// would find all done, is answered without a log entry, so that a caller who
-// repeats a failing call costs nobody a sync. The caller has read linearizably
-// since its call began, so that state is a moment at which the answer is true.
-func (s *Service) foresee(c *metapb.Command) (metadata.Result, bool) {
-	v := s.machine.View()
-	trial := metadata.New()
-	trial.Restore(v)
-	r := trial.Apply(v.Index()+1, c)
-	if r.Err != nil {
-		return r, true
-	}
-	switch c.GetKind().(type) {
-	case *metapb.Command_CreateVolume, *metapb.Command_ResizeVolume, *metapb.Command_DeleteVolume,
-		*metapb.Command_AttachVolume, *metapb.Command_DetachVolume:
-		return r, len(r.Events) == 0
-	}
-	return r, false // the others always change something, or their caller has looked
+// foresee tries a command on the state. What would be refused, or would find
+// all done, is answered without a log entry, so that a caller who repeats a
+// failing call costs nobody a sync. The caller has read linearizably since its
+// call began, so that state is a moment at which the answer is true.
+func (s *Service) foresee(c *metapb.Command) (r metadata.Result, settled bool) {
+	r = s.machine.View().Try(c)
+	return r, r.Err != nil || !r.Changed
 }
 
 // newToken draws an attachment's secret: 32 bytes.
