@@ -23,6 +23,11 @@ type canned struct {
 	attach func(*metapb.AttachRequest) (*metapb.AttachResponse, error)
 	detach func(*metapb.DetachRequest) (*metapb.DetachResponse, error)
 	watch  func(*metapb.WatchRequest, grpc.ServerStreamingServer[metapb.Event]) error
+	fate   map[string]metapb.LookupVolumeResponse_State
+}
+
+func (c *canned) LookupVolume(_ context.Context, r *metapb.LookupVolumeRequest) (*metapb.LookupVolumeResponse, error) {
+	return &metapb.LookupVolumeResponse{State: c.fate[r.GetVolumeId()]}, nil
 }
 
 func (c *canned) GetVolume(_ context.Context, r *metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) {

@@ -139,6 +139,7 @@ type follower struct {
 	client  *client.Client
 	changed func(block.VolumeID)
 	deleted func(block.VolumeID)
+	held    func() []block.VolumeID // what this node keeps in memory
 	log     *slog.Logger
 }
 
@@ -160,7 +161,8 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// all reports every volume as changed, and returns an index from before it looked.
+// all reports every volume as changed, those that were deleted meanwhile as
+// that, and returns an index from before it looked.
 func (f *follower) all(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -169,10 +171,28 @@ func (f *follower) all(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	volumes, err := listVolumes(ctx, f.client)
+	if err != nil {
+		return 0, err
+	}
+	live := make(map[string]bool, len(volumes))
 	for _, v := range volumes {
+		live[v.GetId()] = true
 		f.tell(f.changed, v.GetId())
 	}
-	return s.GetAppliedIndex(), err
+	for _, id := range f.held() {
+		if live[id.String()] {
+			continue
+		}
+		v, err := f.client.LookupVolume(ctx, &metapb.LookupVolumeRequest{VolumeId: id.String()})
+		if err != nil {
+			return 0, err
+		}
+		if v.GetState() == metapb.LookupVolumeResponse_TOMBSTONE {
+			f.changed(id)
+			f.deleted(id)
+		}
+	}
+	return s.GetAppliedIndex(), nil
 }
 
 func (f *follower) event(e *metapb.Event) error {

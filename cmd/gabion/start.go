@@ -236,10 +236,19 @@ func (s *server) startVolumes(context.Context) (err error) {
 	s.registry.MustRegister(s.volumeMetrics(), &s.traffic)
 	s.registrar.wrong = (&complaints{disks: s.store.Reports, volumes: s.manager.Status}).now
 	s.follower = &follower{
-		client: s.client, changed: s.manager.Changed, log: s.log,
+		client: s.client, changed: s.manager.Changed, held: s.held, log: s.log,
 		deleted: func(id block.VolumeID) { s.traffic.Forget(id); s.store.Collect() },
 	}
 	return nil
+}
+
+// held are the volumes that are open here, or were and have counters.
+func (s *server) held() []block.VolumeID {
+	ids := s.traffic.Volumes()
+	for _, v := range s.manager.Status() {
+		ids = append(ids, v.ID)
+	}
+	return ids
 }
 
 func (s *server) stopVolumes(ctx context.Context) error { return s.manager.Close(ctx) }

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,6 +98,13 @@ func (t *TrafficTable) Of(id block.VolumeID) *Traffic {
 		t.volumes[id] = v
 	}
 	return v
+}
+
+// Volumes are those that have counters, in any order.
+func (t *TrafficTable) Volumes() []block.VolumeID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.volumes))
 }
 
 // Forget drops the counters of a volume that was deleted.
