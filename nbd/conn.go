@@ -50,7 +50,7 @@ type conn struct {
 
 	payloads, replies share
 
-	reader reader
+	reader reader // of whoever has the role of reading
 	sender sender
 	status statusQueue
 
@@ -67,6 +67,10 @@ type conn struct {
 	gathering bool // Submit runs and its reader will send what finishes meanwhile
 	sending   bool // somebody has the role of sending
 	inflight  int  // requests not recycled
+	between   bool // Submit runs, and what was read and is not in its batch is untouched
+	blocking  bool // Submit said that it may wait: the role of reading can be taken
+	reads     int  // how often it was taken
+	takeover  *time.Timer
 	first     *request
 	last      *request // of the queue of finished requests
 	arena     *buffer  // current, or nil
@@ -95,23 +99,40 @@ func newConn(s *Server, nc net.Conn) (*conn, error) {
 
 // serve is the reader goroutine: handshake, transmission, closing.
 func (c *conn) serve() {
-	defer c.srv.gone(c)
 	err := c.handshake()
-	if c.dev == nil {
+	switch {
+	case c.dev == nil:
 		c.stop(err, true)
 		_ = c.nc.Close()
-		c.logEnd()
-		return
-	}
-	if err == nil {
-		c.srv.running.Go(c.write)
-		err = c.transmit()
-		c.finish(err)
-	} else {
+		c.over()
+	case err != nil:
 		close(c.writerDone)
 		c.finish(err)
+		c.over()
+	default:
+		c.srv.running.Go(c.write)
+		c.reader.limit = chunkSize
+		c.readOn(nil)
 	}
+}
+
+// readOn does the reader's work until the connection ends, which it then
+// closes, or until another goroutine has taken the role of reading. With an
+// error it only closes.
+func (c *conn) readOn(err error) {
+	if err == nil {
+		err = c.transmit()
+	}
+	if !errors.Is(err, errTakenOver) {
+		c.finish(err)
+		c.over()
+	}
+}
+
+// over is the last thing a connection does.
+func (c *conn) over() {
 	c.logEnd()
+	c.srv.gone(c)
 }
 
 // Close implements block.Stream.

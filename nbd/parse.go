@@ -21,9 +21,15 @@ func (c *conn) parse() error {
 	if !ok {
 		return errMagic
 	}
+	if h.Command == protocol.TRANSMISSION_TYPE_REQUEST_WRITE && int64(h.Length) > int64(rd.w-rd.r-wire.RequestSize) {
+		// Nothing parsed before waits for the payload.
+		if err := c.submit(between); err != nil {
+			return err
+		}
+	}
 	rd.r += wire.RequestSize
 	if h.Command == protocol.TRANSMISSION_TYPE_REQUEST_DISC {
-		if err := c.submit(); err != nil {
+		if err := c.submit(within); err != nil {
 			return err
 		}
 		return errDisconnect
@@ -69,13 +75,13 @@ func (c *conn) accept(r *request, h wire.Request, op block.Op) {
 	c.reader.batch = append(c.reader.batch, &r.Request)
 }
 
-// parseWrite reads a write's payload. Nothing parsed before waits for it.
+// parseWrite reads a write's payload. If that has to be waited for, the batch is empty.
 func (c *conn) parseWrite(r *request, h wire.Request) error {
 	rd := &c.reader
 	n := int(h.Length)
 	weight := sizeOf(int64(n))
 	if !c.payloads.try(weight) {
-		err := c.submit()
+		err := c.submit(within)
 		if err == nil {
 			err = c.payloads.take(weight)
 		}
@@ -95,12 +101,6 @@ func (c *conn) parseWrite(r *request, h wire.Request) error {
 		rd.limit = shortFill
 	}
 	r.Data = r.buf.data[:n:n]
-	if n > rd.w-rd.r {
-		if err := c.submit(); err != nil {
-			c.unused(r)
-			return err
-		}
-	}
 	if err := c.readFull(r.Data); err != nil {
 		c.unused(r)
 		return err
@@ -113,7 +113,7 @@ func (c *conn) parseWrite(r *request, h wire.Request) error {
 
 // refusedPayload reads and drops what comes with a refused write.
 func (c *conn) refusedPayload(r *request, h wire.Request) error {
-	err := c.submit()
+	err := c.submit(within)
 	if err == nil && h.Length > maxDrain {
 		err = fmt.Errorf("nbd: a write of %d bytes: %w", h.Length, block.ErrTooLarge)
 	}
@@ -128,7 +128,7 @@ func (c *conn) refusedPayload(r *request, h wire.Request) error {
 
 // enterOne counts a request that is not submitted as in flight; its reply does not wait for flush.
 func (c *conn) enterOne(r *request) error {
-	if err := c.submit(); err != nil { // what came before is not held up by what is refused
+	if err := c.submit(within); err != nil { // what came before is not held up by what is refused
 		c.unused(r)
 		return err
 	}

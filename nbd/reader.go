@@ -26,9 +26,10 @@ var (
 	errDisconnect = errors.New("nbd: the client disconnected")
 	errMagic      = errors.New("nbd: the client sent something that is not a request")
 	errFault      = errors.New("nbd: a fault was injected into the replies")
+	errTakenOver  = errors.New("nbd: another goroutine reads this connection now")
 )
 
-// reader is what only the reader goroutine touches.
+// reader is what only the goroutine with the role of reading touches.
 type reader struct {
 	in     *buffer // nil while the connection is idle
 	r, w   int     // in.data[r:w] is received and not parsed
@@ -49,22 +50,21 @@ type reader struct {
 // transmit serves requests until the connection ends, and says why.
 func (c *conn) transmit() error {
 	rd := &c.reader
-	rd.limit = chunkSize
 	for {
-		if err := c.fill(); err != nil {
-			return err
-		}
 		for rd.w-rd.r >= wire.RequestSize {
 			if err := c.parse(); err != nil {
 				return err
 			}
 			if len(rd.batch) >= min(maxBatch, c.srv.cfg.MaxRequests) || rd.bytes >= maxBatchBytes {
-				if err := c.submit(); err != nil {
+				if err := c.submit(between); err != nil {
 					return err
 				}
 			}
 		}
-		if err := c.submit(); err != nil {
+		if err := c.submit(between); err != nil {
+			return err
+		}
+		if err := c.fill(); err != nil {
 			return err
 		}
 	}
@@ -199,8 +199,17 @@ func (c *conn) discard(n int64) error {
 	}
 }
 
+// where in the stream of requests a batch is submitted.
+type where bool
+
+const (
+	between where = true  // every request in the buffer is untouched or in the batch: anybody can read on
+	within  where = false // a request is parsed in part
+)
+
 // submit hands the batch to the Device and sends what is finished.
-func (c *conn) submit() error {
+// errTakenOver: the role of reading is another goroutine's.
+func (c *conn) submit(at where) error {
 	rd := &c.reader
 	if len(rd.batch) == 0 {
 		return nil
@@ -214,7 +223,9 @@ func (c *conn) submit() error {
 	if c.observer != nil {
 		c.observer.Started(len(rd.batch))
 	}
-	c.dev.Submit(rd.batch)
+	if !c.deliver(rd.batch, at) {
+		return errTakenOver
+	}
 	clear(rd.batch)
 	rd.batch, rd.bytes = rd.batch[:0], 0
 	return c.heldUp(c.flush())

@@ -39,6 +39,9 @@ func (s *Stream) ReadBuffer(r *block.Request) error {
 // TryReadBuffer implements block.Stream: there is always memory.
 func (s *Stream) TryReadBuffer(r *block.Request) bool { return s.ReadBuffer(r) == nil }
 
+// Blocking implements block.Stream: nobody else submits meanwhile.
+func (s *Stream) Blocking() bool { return true }
+
 // Complete implements block.Stream.
 func (s *Stream) Complete(r *block.Request) {
 	s.mu.Lock()

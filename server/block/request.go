@@ -46,6 +46,11 @@ type Stream interface {
 	ReadBuffer(r *Request) error
 	// TryReadBuffer is ReadBuffer if that need not wait; false: nothing happened.
 	TryReadBuffer(r *Request) bool
+	// Blocking says that the goroutine that is in Submit for this stream, having
+	// taken all of the batch, is about to wait for a disk. True: it may; if it
+	// is long, another goroutine reads on meanwhile and calls Submit. False:
+	// nothing may be waited for here.
+	Blocking() bool
 	// Complete hands back a finished request: r.Err is set, or r.Data filled.
 	// It never blocks on the client. Each submitted request is completed
 	// exactly once, also after the stream was closed; r belongs to the stream
@@ -100,7 +105,7 @@ type Device interface {
 	// when Submit returns. The slice is not retained. It does in line what
 	// cannot block and hands off the rest; completions arrive through
 	// Stream.Complete, some of them before Submit returns. Not called again
-	// for the same stream before it returned, nor after Disconnect.
+	// for the same stream before it returned or called Stream.Blocking, nor after Disconnect.
 	Submit(batch []*Request)
 	// Status appends descriptors of [off, off+length) to dst, at most limit of
 	// them, covering at least its beginning. Adjacent descriptors differ.

@@ -408,3 +408,37 @@ func TestHeldOffReadsAreHandedOff(t *testing.T) {
 	tries("enospc")
 	tries("unsupported")
 }
+
+// WriteCached does what only the page cache can hold up, and nothing else.
+func TestWriteCached(t *testing.T) {
+	fs := labFS(t)
+	d := openDisk(t, fs)
+	i := newImage(t, d, block.VolumeID{UUID: block.NewUUID()}, 4*block.MinExtentSize)
+	w := put(1, 0, fill(1, 4096))
+	ok(t, i.Reserve(w))
+	if done, err := i.WriteCached(w); done || err != nil {
+		t.Fatalf("into an unmarked region: done %v, %v", done, err)
+	}
+	ok(t, i.Write(w))
+	w = put(2, 0, fill(2, 4096))
+	ok(t, i.Reserve(w))
+	if done, err := i.WriteCached(w); !done || err != nil {
+		t.Fatalf("into a marked region: done %v, %v", done, err)
+	}
+	isAll(t, get(t, i, 0, 4096), 2)
+	ok(t, i.Sync())
+	z := erase(block.OpTrim, false, 0, 4096)
+	if done, err := i.WriteCached(z); done || err != nil {
+		t.Fatalf("a trim: done %v, %v", done, err)
+	}
+	ok(t, d.Close())
+	d = openDisk(t, fs, func(c *Config) { c.Mode = Direct })
+	i = getImage(t, d, i.ID())
+	w = put(3, 0, fill(3, 4096))
+	ok(t, i.Reserve(w))
+	if done, err := i.WriteCached(w); done || err != nil {
+		t.Fatalf("on a direct disk: done %v, %v", done, err)
+	}
+	i.Release(w)
+	ok(t, d.Close())
+}

@@ -205,11 +205,7 @@ func (i *Image) TryWrite(w *block.IO) (done bool, err error) {
 		return false, err
 	}
 	defer i.leave()
-	if w.Op != block.OpWrite || w.Durable || i.noTry.Load() || i.disk.fault != nil ||
-		int64(len(w.Data)) != w.Length || i.checkRange("write", w.Offset, w.Length) != nil {
-		return false, nil
-	}
-	if state, _ := i.index.begin(w.Offset, w.Length, w.Sequence); state != ready {
+	if i.noTry.Load() || !i.beginQuick(w) {
 		return false, nil
 	}
 	n, err := i.img.TryWriteAt(w.Data, w.Offset)
@@ -221,6 +217,37 @@ func (i *Image) TryWrite(w *block.IO) (done bool, err error) {
 	}
 	i.disk.space.give(credit(w), true)
 	return true, nil
+}
+
+// WriteCached is Write if that is a copy into the page cache, which may wait
+// for memory, or for a device that is behind, but not for a sync. done false,
+// err nil: use Write; the credit is still held.
+func (i *Image) WriteCached(w *block.IO) (done bool, err error) {
+	if err := i.enter(); err != nil {
+		return false, err
+	}
+	defer i.leave()
+	if i.disk.mode == Direct || !i.beginQuick(w) {
+		return false, nil
+	}
+	defer i.index.finish(w.Offset, w.Length)
+	err = i.writeData(w.Data, w.Offset)
+	i.disk.space.give(credit(w), err == nil)
+	if err != nil {
+		err = i.errorAt("write", w.Offset, w.Length, i.disk.judge(err))
+	}
+	return true, err
+}
+
+// beginQuick starts a plain write that needs nothing to be made durable first
+// or afterwards; index.finish must follow. False: nothing happened.
+func (i *Image) beginQuick(w *block.IO) bool {
+	if w.Op != block.OpWrite || w.Durable || i.disk.fault != nil ||
+		int64(len(w.Data)) != w.Length || i.checkRange("write", w.Offset, w.Length) != nil {
+		return false
+	}
+	state, _ := i.index.begin(w.Offset, w.Length, w.Sequence)
+	return state == ready
 }
 
 // Sync makes every write completed before the call durable. Concurrent calls

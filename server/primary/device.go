@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -15,7 +16,6 @@ type device struct {
 	stream block.Stream
 	conn   Conn       // the core's
 	answer chan error // capacity 1: of Connect
-	s      scratch    // of Submit, which is not called twice at once
 
 	// Requests submitted and not handed back; Disconnect waits for 0. closing
 	// is set before it looks, and whoever reaches 0 looks at closing afterwards.
@@ -58,12 +58,16 @@ func info(v *VolumeInfo, readOnly bool, n block.SessionNumber) block.Info {
 func (d *device) Submit(batch []*block.Request) {
 	d.pending.Add(int64(len(batch)))
 	v := d.v
+	s := v.scraps.Get().(*scratch)
+	s.stream = d.stream
 	v.mu.Lock()
 	for _, r := range batch {
 		r.Slot = d
 		v.core.Submit(&d.conn, r)
 	}
-	v.pump(&d.s)
+	v.pump(s)
+	s.stream, s.asked, s.until = nil, false, time.Time{}
+	v.scraps.Put(s)
 }
 
 // complete hands a request back to its stream.

@@ -111,6 +111,8 @@ func (m *memMember) TryWrite(io *block.IO) (bool, error) {
 	return true, m.write(io)
 }
 
+func (m *memMember) WriteCached(io *block.IO) (bool, error) { return false, nil }
+
 func (m *memMember) Write(io *block.IO) error {
 	m.wait()
 	m.mu.Lock()
@@ -353,6 +355,8 @@ func (s *memStream) ReadBuffer(r *block.Request) error {
 func (s *memStream) TryReadBuffer(r *block.Request) bool {
 	return s.buf == nil && s.ReadBuffer(r) == nil
 }
+
+func (s *memStream) Blocking() bool { return false }
 
 func (s *memStream) Complete(r *block.Request) { s.done <- r }
 

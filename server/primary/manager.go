@@ -122,6 +122,7 @@ func (m *Manager) Open(ctx context.Context, exportName string, s block.Stream) (
 	if err != nil {
 		return nil, err
 	}
+	v.awaitSize(ctx)
 	return d, nil
 }
 

@@ -39,6 +39,8 @@ type Member interface {
 	// or the disk cannot tell, and nothing happened. An error is an end: the
 	// credit is given back.
 	TryWrite(io *block.IO) (done bool, err error)
+	// WriteCached is TryWrite that may wait for the page cache, but not for a sync.
+	WriteCached(io *block.IO) (done bool, err error)
 	// Write does io and may block. ErrNoSpace after a Reserve that succeeded:
 	// every 4 KiB block of the range is wholly old or wholly new.
 	Write(io *block.IO) error

@@ -24,6 +24,8 @@ type volume struct {
 	mu   sync.Mutex
 	core *Core
 	idle chan struct{} // closed when the core is over and nothing runs; made by close
+	// settling is closed when the size that is being committed has its outcome; nil: none is.
+	settling chan struct{}
 }
 
 const (
@@ -35,6 +37,36 @@ const (
 type scratch struct {
 	out      Output
 	finished []*IO
+
+	// In Submit: whose it is, whether it was asked to let this goroutine wait, and how long that goes on.
+	stream block.Stream
+	asked  bool
+	until  time.Time
+}
+
+// A short write that may have to wait for the page cache is done in line all
+// the same: the copy takes less than handing it over, and writers of one file
+// would only queue for its lock. A long one is handed over, so that the next payload is
+// received meanwhile; and so is everything once a Submit has written for
+// inlineTime, since a disk that is behind is better waited for by many.
+const (
+	inlineTime = 4 * time.Millisecond
+	inlineSize = 32 << 10
+)
+
+// mayWait reports whether the goroutine may do what waits for the page cache.
+func (s *scratch) mayWait() bool {
+	if s.stream == nil {
+		return false
+	}
+	now := time.Now()
+	if !s.asked {
+		s.asked = true
+		if s.stream.Blocking() {
+			s.until = now.Add(inlineTime)
+		}
+	}
+	return now.Before(s.until)
 }
 
 // newVolume is a volume that does nothing yet: the first event lets it begin.
@@ -155,6 +187,9 @@ func (v *volume) write(op *Op, s *scratch) {
 		io := &op.IOs[i]
 		var done bool
 		done, io.Err = io.Member.TryWrite(&io.IO)
+		if !done && io.Err == nil && io.Op == block.OpWrite && io.Length <= inlineSize && s.mayWait() {
+			done, io.Err = io.Member.WriteCached(&io.IO)
+		}
 		if done || io.Err != nil {
 			s.finished = append(s.finished, io)
 		} else {
@@ -274,6 +309,9 @@ func (v *volume) seal(a SealCopy) {
 }
 
 func (v *volume) send(a Send) {
+	if _, growth := a.Command.(ConfirmSize); growth {
+		defer v.settle()()
+	}
 	var err error
 	var version block.Version
 	if _, detach := a.Command.(ConfirmDetach); detach {
@@ -368,4 +406,40 @@ func (v *volume) syncAll(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// settleTime bounds how long a new connection waits for a size that is being committed.
+const settleTime = time.Second
+
+// settle says that a size is being committed, until the returned function is called.
+func (v *volume) settle() (settled func()) {
+	ch := make(chan struct{})
+	v.mu.Lock()
+	v.settling = ch
+	v.mu.Unlock()
+	return func() {
+		v.mu.Lock()
+		v.settling = nil
+		v.mu.Unlock()
+		close(ch)
+	}
+}
+
+// awaitSize waits for a size that is being committed: whoever asked for the growth is
+// answered when the state machine has it, which is a moment before this server hears of it,
+// and expects to find it by a new connection. Without the metadata service connections go on.
+func (v *volume) awaitSize(ctx context.Context) {
+	v.mu.Lock()
+	ch := v.settling
+	v.mu.Unlock()
+	if ch == nil {
+		return
+	}
+	t := time.NewTimer(settleTime)
+	defer t.Stop()
+	select {
+	case <-ch:
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }

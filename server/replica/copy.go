@@ -173,6 +173,19 @@ func (c *Copy) TryWrite(io *block.IO) (done bool, err error) {
 	return done, err
 }
 
+// WriteCached is Write if that waits for nothing but the page cache; done false
+// and no error: nothing happened and the credit is still held.
+func (c *Copy) WriteCached(io *block.IO) (done bool, err error) {
+	img, err := c.enter(io.Generation)
+	if err != nil {
+		c.Release(io)
+		return true, err
+	}
+	done, err = img.WriteCached(io)
+	c.seat.exit()
+	return done, c.noteSpace(err)
+}
+
 // Write carries io out and gives its credit back in any case; see image.Image.Write.
 func (c *Copy) Write(io *block.IO) error {
 	img, err := c.enter(io.Generation)

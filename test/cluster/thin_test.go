@@ -156,7 +156,9 @@ func TestB167OldTenantsData(t *testing.T) {
 		}
 	}
 	cli(t, s, "volume", "resize", "new", "--size", "96MiB")
-	eventually(t, time.Second, "the growth is served", func() bool { return connect(t, s, u).size == 96<<20 })
+	if got := connect(t, s, u).size; got != 96<<20 {
+		t.Fatalf("right after the resize %d bytes are served", got)
+	}
 	s.Kill()
 	ready(t, s)
 	r = connect(t, s, u)
