@@ -21,8 +21,6 @@ type metadataOf struct {
 	api     metapb.MetadataClient
 	node    string
 	process block.UUID
-
-	eventful func() // called beside every event, which may be the end of what was wrong; nil: nobody
 }
 
 func (m metadataOf) Grant(ctx context.Context, id block.VolumeID) (primary.Map, error) {
@@ -77,9 +75,6 @@ func (m metadataOf) Propose(ctx context.Context, f primary.Fence, c primary.Comm
 }
 
 func (m metadataOf) ReportEvent(ctx context.Context, e primary.Event) error {
-	if m.eventful != nil {
-		m.eventful()
-	}
 	ev := &metapb.Event{Type: e.Type, VolumeId: e.Volume.String(), Node: m.node, Message: sentence(e.Message)}
 	if !e.Disk.IsZero() {
 		ev.DiskId = e.Disk.String()

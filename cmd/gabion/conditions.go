@@ -15,7 +15,8 @@ const (
 	maxConditions = 100  // in one report
 	maxSentence   = 1024 // bytes of a text in a report: what the metadata service takes
 
-	// lasting is how long something is wrong with a volume before it is reported: to be opened is nothing to attend to.
+	// lasting is how long something is wrong with a volume before it is reported (to be opened is nothing to attend to),
+	// and how long nothing is before that is believed: requests that wait are tried again now and then, all at once.
 	lasting = 3 * time.Second
 )
 
@@ -24,7 +25,13 @@ const (
 type complaints struct {
 	disks   func() []replica.Report
 	volumes func() []primary.VolumeStatus
-	since   map[block.VolumeID]time.Time // of the volumes in which something is wrong
+	wrong   map[block.VolumeID]trouble
+}
+
+// trouble is what is wrong with a volume.
+type trouble struct {
+	first, last     time.Time // seen
+	problem, remedy string
 }
 
 func (c *complaints) now() []*metapb.Condition {
@@ -44,20 +51,23 @@ func (c *complaints) now() []*metapb.Condition {
 				"Nothing of them is touched. Restore a newer backup of the metadata, or take the disk back to where it belongs.")
 		}
 	}
-	since := make(map[block.VolumeID]time.Time, len(c.since))
+	wrong, now := make(map[block.VolumeID]trouble, len(c.wrong)), time.Now()
 	for _, v := range c.volumes() {
-		if v.Problem == "" {
+		w, known := c.wrong[v.ID]
+		if v.Problem != "" {
+			if !known {
+				w.first = now
+			}
+			w.last, w.problem, w.remedy = now, v.Problem, v.Remedy
+		} else if !known || now.Sub(w.last) >= lasting {
 			continue
 		}
-		at, known := c.since[v.ID]
-		if !known {
-			at = time.Now()
-		}
-		if since[v.ID] = at; time.Since(at) >= lasting {
-			complain("volume "+v.Name, v.Problem, v.Remedy)
+		wrong[v.ID] = w
+		if w.last.Sub(w.first) >= lasting {
+			complain("volume "+v.Name, w.problem, w.remedy)
 		}
 	}
-	c.since = since
+	c.wrong = wrong
 	if more := len(list) - maxConditions; more > 0 {
 		list = list[:maxConditions]
 		complain("metrics", fmt.Sprintf("This node has %d problems more.", more), "See gabion_volume_problem and the disk metrics on its HTTP port.")

@@ -225,10 +225,8 @@ func (s *server) metadata() metadataOf {
 
 func (s *server) startVolumes(context.Context) (err error) {
 	s.waitFor("its volumes are being opened")
-	metadata := s.metadata()
-	metadata.eventful = s.registrar.soon
 	s.manager, err = primary.New(primary.Config{
-		Metadata: metadata, Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
+		Metadata: s.metadata(), Replicas: copiesOf{s.store}, Geometry: s.geometry, Node: s.node, Log: s.log, Fault: s.faults,
 	})
 	if err != nil {
 		return err

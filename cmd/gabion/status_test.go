@@ -59,12 +59,22 @@ func TestComplaints(t *testing.T) {
 	if len(first) != 2 || !strings.Contains(first[0], "disk /never: ") || !strings.Contains(first[1], "7 volumes on /old") {
 		t.Fatalf("at first: %q", first)
 	}
-	c.since[volumes[1].ID] = time.Now().Add(-lasting)
+	passed := func(d time.Duration) {
+		w := c.wrong[volumes[1].ID]
+		w.first, w.last = w.first.Add(-d), w.last.Add(-d)
+		c.wrong[volumes[1].ID] = w
+	}
+	passed(lasting)
 	if later := texts(c.now()); len(later) != 3 || later[2] != "volume stuck: Writes wait. Add disks." {
 		t.Errorf("later: %q", later)
 	}
-	volumes[1].Problem = ""
-	if after := texts(c.now()); len(after) != 2 || len(c.since) != 0 {
+	volumes[1].Problem = "" // for a moment: all that waits is tried again
+	passed(lasting / 2)
+	if moment := texts(c.now()); len(moment) != 3 {
+		t.Errorf("for a moment: %q", moment)
+	}
+	passed(lasting / 2)
+	if after := texts(c.now()); len(after) != 2 || len(c.wrong) != 0 {
 		t.Errorf("after: %q", after)
 	}
 	for range 2 * maxConditions {
