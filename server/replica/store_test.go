@@ -574,3 +574,38 @@ func TestH68SpaceComesBack(t *testing.T) {
 		stop()
 	})
 }
+
+// B134: the cleaner runs while volumes are being born, against a metadata
+// service that does not know them yet, was emptied, or is another cell's:
+// nothing is deleted, and the births are there afterwards.
+func TestB134CleanerMeetsTheUnborn(t *testing.T) {
+	for name, answer := range map[string]struct {
+		fate Fate
+		err  error
+	}{
+		"live, run not committed":  {fate: Live},
+		"not heard of":             {fate: Unknown},
+		"another cluster's answer": {err: block.ErrPrecondition},
+		"no leader":                {err: block.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "/a")
+			s := n.open()
+			var copies []*Copy
+			for range 20 {
+				c := n.sealed(s, volume(), 1) // its run is durable here and not committed
+				n.fates.set(c.desc.ID, answer.fate)
+				copies = append(copies, c)
+			}
+			n.fates.err = answer.err
+			s.collectAll(t.Context())
+			for _, c := range copies {
+				n.must(write(c, 1, 1, 'x'))
+				if got := read(t, c, 1); got != 'x' {
+					t.Errorf("read %q", got)
+				}
+			}
+			n.must(s.Close())
+		})
+	}
+}
