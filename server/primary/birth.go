@@ -207,9 +207,6 @@ func (c *Core) birthsFailed(err error) {
 	}
 	full := errors.Is(err, block.ErrNoSpace)
 	b.full = full
-	if full && c.info.WaitWhenFull {
-		c.spaceShort(block.DiskID{})
-	}
 	var next *Op
 	for op := c.lists[opBirth].head; op != nil; op = next {
 		next = op.next
@@ -219,11 +216,14 @@ func (c *Core) birthsFailed(err error) {
 		}
 		c.move(op, opReady)
 	}
-	c.examineReady() // asks for the births again, in the old order
-	if c.problem = ""; c.count[opBirth] > 0 {
-		c.problem = "space cannot be placed: " + err.Error()
-	} else {
-		b.full = false
+	c.examineReady()           // asks for the births again, in the old order
+	if c.count[opBirth] == 0 { // nobody does
+		c.problem, b.full = "", false
+		return
+	}
+	c.problem = "space cannot be placed: " + err.Error()
+	if full && c.info.WaitWhenFull {
+		c.spaceShort(block.DiskID{})
 	}
 }
 

@@ -90,8 +90,8 @@ func (c *Core) diagnose() (problem, remedy string) {
 		}
 	}
 	switch {
-	case c.short.on && c.waitForSpace() > 0:
-		return fmt.Sprintf("%d writes wait for space.", c.waitForSpace()),
+	case c.short.told || c.short.on && c.waitForSpace() > 0: // told: also while they are tried again
+		return "Writes wait for space.",
 			"Delete or trim something, or add a disk; the writes go on by themselves."
 	case c.problem != "":
 		return "New " + c.problem + ".", "It is tried again twice a second."
