@@ -45,6 +45,7 @@ type reader struct {
 	n        int
 	err      error
 	limited  bool // the read deadline is set
+	spin     spin
 }
 
 // transmit serves requests until the connection ends, and says why.
@@ -130,6 +131,9 @@ func (c *conn) readable(fd uintptr) bool {
 		case unix.EINTR:
 			continue
 		case unix.EAGAIN:
+			if rd.spin.more(c.srv.spinners) {
+				continue
+			}
 			if rd.dst == nil && rd.w == 0 {
 				c.rest()
 			} else if !rd.limited {
@@ -141,6 +145,7 @@ func (c *conn) readable(fd uintptr) bool {
 		default:
 			rd.err = errno
 		}
+		rd.spin.found(c.srv.spinners)
 		return true
 	}
 }

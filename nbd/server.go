@@ -79,6 +79,8 @@ type Server struct {
 	noise    *rate.Limiter
 	quiet    atomic.Int64 // log lines that noise kept back
 
+	spinners *spinners
+
 	beat  atomic.Int64  // boot time of the last heartbeat, nanoseconds
 	stall atomic.Uint64 // stalls so far; see heartbeat.go
 
@@ -110,6 +112,7 @@ func New(c Config) (*Server, error) {
 		listeners: map[net.Listener]struct{}{},
 		conns:     map[*conn]struct{}{},
 		stop:      make(chan struct{}),
+		spinners:  newSpinners(),
 	}
 	return s, nil
 }
