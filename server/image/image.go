@@ -445,6 +445,25 @@ func (i *Image) Lost(runs []block.RunIndex) []block.ExtentIndex {
 	return lost
 }
 
+// Strangers lists, in order, the extents outside the runs that were ever
+// written. A write comes after its run was committed, so whoever names the
+// committed runs and finds strangers knows less than this disk does.
+func (i *Image) Strangers(runs []block.RunIndex) ([]block.ExtentIndex, error) {
+	if err := i.enter(); err != nil {
+		return nil, err
+	}
+	defer i.leave()
+	known := make(map[block.RunIndex]bool, len(runs))
+	for _, r := range runs {
+		known[r] = true
+	}
+	strangers, err := i.index.writtenOutside(known)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", i.name, i.disk.judge(err))
+	}
+	return strangers, nil
+}
+
 // Unflushed reports whether any region is marked unflushed.
 func (i *Image) Unflushed() bool { return i.index.anyUnflushed() }
 

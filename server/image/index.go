@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -165,6 +166,36 @@ func (x *index) eachGroup(visit func(*group)) {
 			}
 		}
 	}
+}
+
+// writtenOutside lists the extents that are present, were written, and belong to none of the runs.
+func (x *index) writtenOutside(runs map[block.RunIndex]bool) ([]block.ExtentIndex, error) {
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	var found []block.ExtentIndex
+	groups := x.nodesFor(x.header.size) * groupsPerNode
+	for k := range groups {
+		first := block.ExtentIndex(k * slotsPerPage)
+		g := x.group(first)
+		if g == nil {
+			continue
+		}
+		for here := g.present.Load(); here != 0; here &= here - 1 {
+			e := first + block.ExtentIndex(bits.TrailingZeros64(here))
+			if runs[e.RunOf()] {
+				continue
+			}
+			if err := x.loadInTurn(e); err != nil {
+				return nil, err
+			}
+			x.mu.Lock()
+			if r := x.record(e); r != nil && r.flags&written != 0 {
+				found = append(found, e)
+			}
+			x.mu.Unlock()
+		}
+	}
+	return found, nil
 }
 
 // load brings the records of e's group into memory.

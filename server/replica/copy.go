@@ -46,7 +46,8 @@ func (c *Copy) Disk() block.DiskID { return c.disk.ID() }
 // volume's in bytes; a larger image is left as it is. born: the committed runs
 // placed on this disk.
 //
-// ErrStale: the disk has seen a higher generation. ErrUnavailable: older
+// ErrStale: the disk has seen a higher generation. ErrPrecondition: something was
+// written here outside the committed runs. ErrUnavailable: older
 // operations did not finish before ctx ended; the copy stays closed. ErrIO: the
 // instance has ended.
 func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []block.RunIndex) (Sealed, error) {
@@ -58,6 +59,11 @@ func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []
 	img, err := c.open(size)
 	if err != nil {
 		return Sealed{}, c.wrap("seal", err)
+	}
+	if g >= img.Generation() { // else it is refused below, and nothing else matters
+		if err := c.compare(img, born); err != nil {
+			return Sealed{}, c.wrap("seal", err)
+		}
 	}
 	if err := img.Seal(g); err != nil {
 		return Sealed{}, c.wrap("seal", err)
@@ -74,6 +80,18 @@ func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []
 	}
 	c.seat.open(g)
 	return s, nil
+}
+
+// compare refuses a map of the volume that lacks runs which were written here:
+// it comes from a metadata service that was restored from before, and serving
+// by it would show zeros in place of data (H70).
+func (c *Copy) compare(img *image.Image, born []block.RunIndex) error {
+	strangers, err := img.Strangers(born)
+	if err != nil || len(strangers) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: %d written extents here, the first is %d, are unknown to the metadata service, which must have been restored from an older backup; restore a newer one",
+		block.ErrPrecondition, len(strangers), strangers[0])
 }
 
 // describe brings volume.json up to date, if it is damaged or says something

@@ -609,3 +609,32 @@ func TestB134CleanerMeetsTheUnborn(t *testing.T) {
 		})
 	}
 }
+
+// H70: a map from before the runs were committed opens nothing, whatever
+// generation it comes to, and raises none here.
+func TestH70MapFromAnOlderBackup(t *testing.T) {
+	n := newNode(t, "/a")
+	s := n.open()
+	v := volume()
+	c := n.sealed(s, v, 1)
+	n.must(write(c, 1, 1, 'x'))
+	n.must(c.Birth(t.Context(), 1, []block.RunIndex{1})) // never written: an orphan is no reason
+	for g := block.Generation(1); g < 5; g++ {
+		if _, err := c.Seal(t.Context(), g, v.Size, nil); !errors.Is(err, block.ErrPrecondition) {
+			t.Fatalf("generation %d: %v", g, err)
+		}
+	}
+	_, err := c.Seal(t.Context(), 2, v.Size, []block.RunIndex{0})
+	n.must(err)
+	if got := read(t, c, 2); got != 'x' {
+		t.Errorf("read %q", got)
+	}
+	n.must(s.Close())
+	s = n.open() // and with records that are not in memory
+	c, err = s.Copy(v, c.Disk())
+	n.must(err)
+	if _, err := c.Seal(t.Context(), 9, v.Size, []block.RunIndex{1}); !errors.Is(err, block.ErrPrecondition) {
+		t.Errorf("after a restart: %v", err)
+	}
+	n.must(s.Close())
+}
