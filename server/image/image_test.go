@@ -442,3 +442,21 @@ func TestWriteCached(t *testing.T) {
 	i.Release(w)
 	ok(t, d.Close())
 }
+
+// Whoever tries a write on an image that was closed meanwhile has its credit back.
+func TestTriesOnAClosedImageGiveTheirCreditBack(t *testing.T) {
+	d := openDisk(t, labFS(t))
+	i := newImage(t, d, block.VolumeID{UUID: block.NewUUID()}, 4*block.MinExtentSize)
+	w := put(1, 0, fill(1, 4096))
+	ok(t, i.Reserve(w))
+	ok(t, i.Reserve(w))
+	ok(t, d.Close())
+	for name, try := range map[string]func(*block.IO) (bool, error){"TryWrite": i.TryWrite, "WriteCached": i.WriteCached} {
+		if done, err := try(w); !done || err == nil {
+			t.Errorf("%s: done %v, %v", name, done, err)
+		}
+	}
+	if held := d.space.held.Load(); held != 0 {
+		t.Errorf("%d bytes of credit are still held", held)
+	}
+}

@@ -202,7 +202,8 @@ func (i *Image) zeroAllocated(off, length int64) error {
 // regions, on a file system that can, is ever done.
 func (i *Image) TryWrite(w *block.IO) (done bool, err error) {
 	if err := i.enter(); err != nil {
-		return false, err
+		i.Release(w)
+		return true, err
 	}
 	defer i.leave()
 	if i.noTry.Load() || !i.beginQuick(w) {
@@ -224,7 +225,8 @@ func (i *Image) TryWrite(w *block.IO) (done bool, err error) {
 // err nil: use Write; the credit is still held.
 func (i *Image) WriteCached(w *block.IO) (done bool, err error) {
 	if err := i.enter(); err != nil {
-		return false, err
+		i.Release(w)
+		return true, err
 	}
 	defer i.leave()
 	if i.disk.mode == Direct || !i.beginQuick(w) {

@@ -184,9 +184,6 @@ func (c *Copy) TryWrite(io *block.IO) (done bool, err error) {
 		return true, err
 	}
 	done, err = img.TryWrite(io)
-	if err != nil { // the image is closed
-		c.Release(io)
-	}
 	c.seat.exit()
 	return done, err
 }
