@@ -42,6 +42,8 @@ type Command struct {
 	//	*Command_GrantPrimary
 	//	*Command_Fenced
 	//	*Command_RecordEvent
+	//	*Command_SetFormat
+	//	*Command_PutConsumer
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -197,6 +199,24 @@ func (x *Command) GetRecordEvent() *RecordEvent {
 	return nil
 }
 
+func (x *Command) GetSetFormat() *SetFormat {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_SetFormat); ok {
+			return x.SetFormat
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPutConsumer() *PutConsumer {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_PutConsumer); ok {
+			return x.PutConsumer
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -245,6 +265,14 @@ type Command_RecordEvent struct {
 	RecordEvent *RecordEvent `protobuf:"bytes,20,opt,name=record_event,json=recordEvent,proto3,oneof"`
 }
 
+type Command_SetFormat struct {
+	SetFormat *SetFormat `protobuf:"bytes,21,opt,name=set_format,json=setFormat,proto3,oneof"`
+}
+
+type Command_PutConsumer struct {
+	PutConsumer *PutConsumer `protobuf:"bytes,22,opt,name=put_consumer,json=putConsumer,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Kind() {}
 
 func (*Command_PutNode) isCommand_Kind() {}
@@ -266,6 +294,10 @@ func (*Command_GrantPrimary) isCommand_Kind() {}
 func (*Command_Fenced) isCommand_Kind() {}
 
 func (*Command_RecordEvent) isCommand_Kind() {}
+
+func (*Command_SetFormat) isCommand_Kind() {}
+
+func (*Command_PutConsumer) isCommand_Kind() {}
 
 type InitCluster struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -455,6 +487,7 @@ type CreateVolume struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	Policy        *Policy                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
+	Rack          string                 `protobuf:"bytes,5,opt,name=rack,proto3" json:"rack,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -515,6 +548,13 @@ func (x *CreateVolume) GetPolicy() *Policy {
 		return x.Policy
 	}
 	return nil
+}
+
+func (x *CreateVolume) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
 }
 
 type ResizeVolume struct {
@@ -901,6 +941,110 @@ func (*FencedCommand_ConfirmSize) isFencedCommand_Kind() {}
 
 func (*FencedCommand_ConfirmDetach) isFencedCommand_Kind() {}
 
+type SetFormat struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	AttachmentId  string                 `protobuf:"bytes,2,opt,name=attachment_id,json=attachmentId,proto3" json:"attachment_id,omitempty"`
+	Format        Volume_Format          `protobuf:"varint,3,opt,name=format,proto3,enum=gabion.v1.Volume_Format" json:"format,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetFormat) Reset() {
+	*x = SetFormat{}
+	mi := &file_command_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetFormat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetFormat) ProtoMessage() {}
+
+func (x *SetFormat) ProtoReflect() protoreflect.Message {
+	mi := &file_command_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetFormat.ProtoReflect.Descriptor instead.
+func (*SetFormat) Descriptor() ([]byte, []int) {
+	return file_command_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SetFormat) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *SetFormat) GetAttachmentId() string {
+	if x != nil {
+		return x.AttachmentId
+	}
+	return ""
+}
+
+func (x *SetFormat) GetFormat() Volume_Format {
+	if x != nil {
+		return x.Format
+	}
+	return Volume_FORMAT_UNSPECIFIED
+}
+
+type PutConsumer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      *Consumer              `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutConsumer) Reset() {
+	*x = PutConsumer{}
+	mi := &file_command_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutConsumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutConsumer) ProtoMessage() {}
+
+func (x *PutConsumer) ProtoReflect() protoreflect.Message {
+	mi := &file_command_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutConsumer.ProtoReflect.Descriptor instead.
+func (*PutConsumer) Descriptor() ([]byte, []int) {
+	return file_command_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PutConsumer) GetConsumer() *Consumer {
+	if x != nil {
+		return x.Consumer
+	}
+	return nil
+}
+
 type RecordEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         *Event                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
@@ -910,7 +1054,7 @@ type RecordEvent struct {
 
 func (x *RecordEvent) Reset() {
 	*x = RecordEvent{}
-	mi := &file_command_proto_msgTypes[11]
+	mi := &file_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1066,7 @@ func (x *RecordEvent) String() string {
 func (*RecordEvent) ProtoMessage() {}
 
 func (x *RecordEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_command_proto_msgTypes[11]
+	mi := &file_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1079,7 @@ func (x *RecordEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordEvent.ProtoReflect.Descriptor instead.
 func (*RecordEvent) Descriptor() ([]byte, []int) {
-	return file_command_proto_rawDescGZIP(), []int{11}
+	return file_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RecordEvent) GetEvent() *Event {
@@ -949,7 +1093,7 @@ var File_command_proto protoreflect.FileDescriptor
 
 const file_command_proto_rawDesc = "" +
 	"\n" +
-	"\rcommand.proto\x12\tgabion.v1\x1a\robjects.proto\"\xce\x05\n" +
+	"\rcommand.proto\x12\tgabion.v1\x1a\robjects.proto\"\xc2\x06\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12;\n" +
@@ -964,7 +1108,10 @@ const file_command_proto_rawDesc = "" +
 	"\rdetach_volume\x18\x11 \x01(\v2\x17.gabion.v1.DetachVolumeH\x00R\fdetachVolume\x12>\n" +
 	"\rgrant_primary\x18\x12 \x01(\v2\x17.gabion.v1.GrantPrimaryH\x00R\fgrantPrimary\x122\n" +
 	"\x06fenced\x18\x13 \x01(\v2\x18.gabion.v1.FencedCommandH\x00R\x06fenced\x12;\n" +
-	"\frecord_event\x18\x14 \x01(\v2\x16.gabion.v1.RecordEventH\x00R\vrecordEventB\x06\n" +
+	"\frecord_event\x18\x14 \x01(\v2\x16.gabion.v1.RecordEventH\x00R\vrecordEvent\x125\n" +
+	"\n" +
+	"set_format\x18\x15 \x01(\v2\x14.gabion.v1.SetFormatH\x00R\tsetFormat\x12;\n" +
+	"\fput_consumer\x18\x16 \x01(\v2\x16.gabion.v1.PutConsumerH\x00R\vputConsumerB\x06\n" +
 	"\x04kind\"\x98\x01\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
@@ -982,12 +1129,13 @@ const file_command_proto_rawDesc = "" +
 	"movedDisks\"E\n" +
 	"\bPutDisks\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12%\n" +
-	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"q\n" +
+	"\x05disks\x18\x02 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"\x85\x01\n" +
 	"\fCreateVolume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x12)\n" +
-	"\x06policy\x18\x04 \x01(\v2\x11.gabion.v1.PolicyR\x06policy\"2\n" +
+	"\x06policy\x18\x04 \x01(\v2\x11.gabion.v1.PolicyR\x06policy\x12\x12\n" +
+	"\x04rack\x18\x05 \x01(\tR\x04rack\"2\n" +
 	"\fResizeVolume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"\x1e\n" +
@@ -1012,7 +1160,13 @@ const file_command_proto_rawDesc = "" +
 	"commitRuns\x12;\n" +
 	"\fconfirm_size\x18\x04 \x01(\v2\x16.gabion.v1.ConfirmSizeH\x00R\vconfirmSize\x12A\n" +
 	"\x0econfirm_detach\x18\x05 \x01(\v2\x18.gabion.v1.ConfirmDetachH\x00R\rconfirmDetachB\x06\n" +
-	"\x04kind\"5\n" +
+	"\x04kind\"\x7f\n" +
+	"\tSetFormat\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12#\n" +
+	"\rattachment_id\x18\x02 \x01(\tR\fattachmentId\x120\n" +
+	"\x06format\x18\x03 \x01(\x0e2\x18.gabion.v1.Volume.FormatR\x06format\">\n" +
+	"\vPutConsumer\x12/\n" +
+	"\bconsumer\x18\x01 \x01(\v2\x13.gabion.v1.ConsumerR\bconsumer\"5\n" +
 	"\vRecordEvent\x12&\n" +
 	"\x05event\x18\x01 \x01(\v2\x10.gabion.v1.EventR\x05eventB.Z,github.com/gabion-storage/gabion/raft/metapbb\x06proto3"
 
@@ -1028,7 +1182,7 @@ func file_command_proto_rawDescGZIP() []byte {
 	return file_command_proto_rawDescData
 }
 
-var file_command_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_command_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_command_proto_goTypes = []any{
 	(*Command)(nil),       // 0: gabion.v1.Command
 	(*InitCluster)(nil),   // 1: gabion.v1.InitCluster
@@ -1041,17 +1195,21 @@ var file_command_proto_goTypes = []any{
 	(*DetachVolume)(nil),  // 8: gabion.v1.DetachVolume
 	(*GrantPrimary)(nil),  // 9: gabion.v1.GrantPrimary
 	(*FencedCommand)(nil), // 10: gabion.v1.FencedCommand
-	(*RecordEvent)(nil),   // 11: gabion.v1.RecordEvent
-	(*Node)(nil),          // 12: gabion.v1.Node
-	(*Disk)(nil),          // 13: gabion.v1.Disk
-	(*Policy)(nil),        // 14: gabion.v1.Policy
-	(*Attachment)(nil),    // 15: gabion.v1.Attachment
-	(*Fence)(nil),         // 16: gabion.v1.Fence
-	(*Takeover)(nil),      // 17: gabion.v1.Takeover
-	(*CommitRuns)(nil),    // 18: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),   // 19: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil), // 20: gabion.v1.ConfirmDetach
-	(*Event)(nil),         // 21: gabion.v1.Event
+	(*SetFormat)(nil),     // 11: gabion.v1.SetFormat
+	(*PutConsumer)(nil),   // 12: gabion.v1.PutConsumer
+	(*RecordEvent)(nil),   // 13: gabion.v1.RecordEvent
+	(*Node)(nil),          // 14: gabion.v1.Node
+	(*Disk)(nil),          // 15: gabion.v1.Disk
+	(*Policy)(nil),        // 16: gabion.v1.Policy
+	(*Attachment)(nil),    // 17: gabion.v1.Attachment
+	(*Fence)(nil),         // 18: gabion.v1.Fence
+	(*Takeover)(nil),      // 19: gabion.v1.Takeover
+	(*CommitRuns)(nil),    // 20: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),   // 21: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil), // 22: gabion.v1.ConfirmDetach
+	(Volume_Format)(0),    // 23: gabion.v1.Volume.Format
+	(*Consumer)(nil),      // 24: gabion.v1.Consumer
+	(*Event)(nil),         // 25: gabion.v1.Event
 }
 var file_command_proto_depIdxs = []int32{
 	1,  // 0: gabion.v1.Command.init_cluster:type_name -> gabion.v1.InitCluster
@@ -1064,23 +1222,27 @@ var file_command_proto_depIdxs = []int32{
 	8,  // 7: gabion.v1.Command.detach_volume:type_name -> gabion.v1.DetachVolume
 	9,  // 8: gabion.v1.Command.grant_primary:type_name -> gabion.v1.GrantPrimary
 	10, // 9: gabion.v1.Command.fenced:type_name -> gabion.v1.FencedCommand
-	11, // 10: gabion.v1.Command.record_event:type_name -> gabion.v1.RecordEvent
-	12, // 11: gabion.v1.PutNode.node:type_name -> gabion.v1.Node
-	13, // 12: gabion.v1.PutNode.disks:type_name -> gabion.v1.Disk
-	13, // 13: gabion.v1.PutDisks.disks:type_name -> gabion.v1.Disk
-	14, // 14: gabion.v1.CreateVolume.policy:type_name -> gabion.v1.Policy
-	15, // 15: gabion.v1.AttachVolume.attachment:type_name -> gabion.v1.Attachment
-	16, // 16: gabion.v1.FencedCommand.fence:type_name -> gabion.v1.Fence
-	17, // 17: gabion.v1.FencedCommand.takeover:type_name -> gabion.v1.Takeover
-	18, // 18: gabion.v1.FencedCommand.commit_runs:type_name -> gabion.v1.CommitRuns
-	19, // 19: gabion.v1.FencedCommand.confirm_size:type_name -> gabion.v1.ConfirmSize
-	20, // 20: gabion.v1.FencedCommand.confirm_detach:type_name -> gabion.v1.ConfirmDetach
-	21, // 21: gabion.v1.RecordEvent.event:type_name -> gabion.v1.Event
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	13, // 10: gabion.v1.Command.record_event:type_name -> gabion.v1.RecordEvent
+	11, // 11: gabion.v1.Command.set_format:type_name -> gabion.v1.SetFormat
+	12, // 12: gabion.v1.Command.put_consumer:type_name -> gabion.v1.PutConsumer
+	14, // 13: gabion.v1.PutNode.node:type_name -> gabion.v1.Node
+	15, // 14: gabion.v1.PutNode.disks:type_name -> gabion.v1.Disk
+	15, // 15: gabion.v1.PutDisks.disks:type_name -> gabion.v1.Disk
+	16, // 16: gabion.v1.CreateVolume.policy:type_name -> gabion.v1.Policy
+	17, // 17: gabion.v1.AttachVolume.attachment:type_name -> gabion.v1.Attachment
+	18, // 18: gabion.v1.FencedCommand.fence:type_name -> gabion.v1.Fence
+	19, // 19: gabion.v1.FencedCommand.takeover:type_name -> gabion.v1.Takeover
+	20, // 20: gabion.v1.FencedCommand.commit_runs:type_name -> gabion.v1.CommitRuns
+	21, // 21: gabion.v1.FencedCommand.confirm_size:type_name -> gabion.v1.ConfirmSize
+	22, // 22: gabion.v1.FencedCommand.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	23, // 23: gabion.v1.SetFormat.format:type_name -> gabion.v1.Volume.Format
+	24, // 24: gabion.v1.PutConsumer.consumer:type_name -> gabion.v1.Consumer
+	25, // 25: gabion.v1.RecordEvent.event:type_name -> gabion.v1.Event
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_command_proto_init() }
@@ -1101,6 +1263,8 @@ func file_command_proto_init() {
 		(*Command_GrantPrimary)(nil),
 		(*Command_Fenced)(nil),
 		(*Command_RecordEvent)(nil),
+		(*Command_SetFormat)(nil),
+		(*Command_PutConsumer)(nil),
 	}
 	file_command_proto_msgTypes[10].OneofWrappers = []any{
 		(*FencedCommand_Takeover)(nil),
@@ -1114,7 +1278,7 @@ func file_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_command_proto_rawDesc), len(file_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

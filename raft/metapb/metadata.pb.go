@@ -73,7 +73,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{20, 0}
+	return file_metadata_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type LookupVolumeResponse_State int32
@@ -125,14 +125,17 @@ func (x LookupVolumeResponse_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LookupVolumeResponse_State.Descriptor instead.
 func (LookupVolumeResponse_State) EnumDescriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{33, 0}
+	return file_metadata_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type CreateVolumeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	Policy        *Policy                `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // replicas 0: the cluster's default
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Size   int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Policy *Policy                `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // replicas 0: the cluster's default
+	// Racks that the volume must be reachable from, the preferred first; empty: no wish. With access SAME_RACK one of them
+	// becomes the volume's rack; else the first one that can take a copy is where the first copy should lie.
+	Racks         []string `protobuf:"bytes,4,rep,name=racks,proto3" json:"racks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -184,6 +187,13 @@ func (x *CreateVolumeRequest) GetSize() int64 {
 func (x *CreateVolumeRequest) GetPolicy() *Policy {
 	if x != nil {
 		return x.Policy
+	}
+	return nil
+}
+
+func (x *CreateVolumeRequest) GetRacks() []string {
+	if x != nil {
+		return x.Racks
 	}
 	return nil
 }
@@ -292,6 +302,7 @@ type GetVolumeResponse struct {
 	Grant         *Grant                 `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
 	BornExtents   int64                  `protobuf:"varint,4,opt,name=born_extents,json=bornExtents,proto3" json:"born_extents,omitempty"`
 	Members       []*Member              `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	Conditions    []*Condition           `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"` // what is wrong with the volume now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +372,13 @@ func (x *GetVolumeResponse) GetMembers() []*Member {
 	return nil
 }
 
+func (x *GetVolumeResponse) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
 // Pages are in order of (name, id); a token names the last one seen.
 type ListVolumesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -418,6 +436,7 @@ type ListVolumesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	NextToken     string                 `protobuf:"bytes,2,opt,name=next_token,json=nextToken,proto3" json:"next_token,omitempty"`
+	Attachments   []*Attachment          `protobuf:"bytes,3,rep,name=attachments,proto3" json:"attachments,omitempty"` // of these volumes, without tokens, in the order of the volumes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -464,6 +483,13 @@ func (x *ListVolumesResponse) GetNextToken() string {
 		return x.NextToken
 	}
 	return ""
+}
+
+func (x *ListVolumesResponse) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
 }
 
 type ResizeVolumeRequest struct {
@@ -874,6 +900,198 @@ func (*DetachResponse) Descriptor() ([]byte, []int) {
 	return file_metadata_proto_rawDescGZIP(), []int{13}
 }
 
+type GetAttachmentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAttachmentRequest) Reset() {
+	*x = GetAttachmentRequest{}
+	mi := &file_metadata_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAttachmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAttachmentRequest) ProtoMessage() {}
+
+func (x *GetAttachmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAttachmentRequest.ProtoReflect.Descriptor instead.
+func (*GetAttachmentRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetAttachmentRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *GetAttachmentRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type SetFormatRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	AttachmentId  string                 `protobuf:"bytes,2,opt,name=attachment_id,json=attachmentId,proto3" json:"attachment_id,omitempty"`
+	Format        Volume_Format          `protobuf:"varint,3,opt,name=format,proto3,enum=gabion.v1.Volume_Format" json:"format,omitempty"` // STARTED: refused unless NONE with nothing born, or STARTED; DONE: from any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetFormatRequest) Reset() {
+	*x = SetFormatRequest{}
+	mi := &file_metadata_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetFormatRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetFormatRequest) ProtoMessage() {}
+
+func (x *SetFormatRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetFormatRequest.ProtoReflect.Descriptor instead.
+func (*SetFormatRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SetFormatRequest) GetVolume() *VolumeRef {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *SetFormatRequest) GetAttachmentId() string {
+	if x != nil {
+		return x.AttachmentId
+	}
+	return ""
+}
+
+func (x *SetFormatRequest) GetFormat() Volume_Format {
+	if x != nil {
+		return x.Format
+	}
+	return Volume_FORMAT_UNSPECIFIED
+}
+
+type RegisterConsumerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterConsumerResponse) Reset() {
+	*x = RegisterConsumerResponse{}
+	mi := &file_metadata_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterConsumerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterConsumerResponse) ProtoMessage() {}
+
+func (x *RegisterConsumerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterConsumerResponse.ProtoReflect.Descriptor instead.
+func (*RegisterConsumerResponse) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{16}
+}
+
+type GetConsumerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConsumerRequest) Reset() {
+	*x = GetConsumerRequest{}
+	mi := &file_metadata_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConsumerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConsumerRequest) ProtoMessage() {}
+
+func (x *GetConsumerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConsumerRequest.ProtoReflect.Descriptor instead.
+func (*GetConsumerRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GetConsumerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type ListNodesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -882,7 +1100,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_metadata_proto_msgTypes[14]
+	mi := &file_metadata_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +1112,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[14]
+	mi := &file_metadata_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1125,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{14}
+	return file_metadata_proto_rawDescGZIP(), []int{18}
 }
 
 type ListNodesResponse struct {
@@ -919,7 +1137,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_metadata_proto_msgTypes[15]
+	mi := &file_metadata_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1149,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[15]
+	mi := &file_metadata_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1162,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{15}
+	return file_metadata_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -962,7 +1180,7 @@ type ListDisksRequest struct {
 
 func (x *ListDisksRequest) Reset() {
 	*x = ListDisksRequest{}
-	mi := &file_metadata_proto_msgTypes[16]
+	mi := &file_metadata_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1192,7 @@ func (x *ListDisksRequest) String() string {
 func (*ListDisksRequest) ProtoMessage() {}
 
 func (x *ListDisksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[16]
+	mi := &file_metadata_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1205,7 @@ func (x *ListDisksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDisksRequest.ProtoReflect.Descriptor instead.
 func (*ListDisksRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{16}
+	return file_metadata_proto_rawDescGZIP(), []int{20}
 }
 
 type ListDisksResponse struct {
@@ -999,7 +1217,7 @@ type ListDisksResponse struct {
 
 func (x *ListDisksResponse) Reset() {
 	*x = ListDisksResponse{}
-	mi := &file_metadata_proto_msgTypes[17]
+	mi := &file_metadata_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1229,7 @@ func (x *ListDisksResponse) String() string {
 func (*ListDisksResponse) ProtoMessage() {}
 
 func (x *ListDisksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[17]
+	mi := &file_metadata_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1242,7 @@ func (x *ListDisksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDisksResponse.ProtoReflect.Descriptor instead.
 func (*ListDisksResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{17}
+	return file_metadata_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListDisksResponse) GetDisks() []*Disk {
@@ -1042,7 +1260,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_metadata_proto_msgTypes[18]
+	mi := &file_metadata_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1272,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[18]
+	mi := &file_metadata_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1285,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{18}
+	return file_metadata_proto_rawDescGZIP(), []int{22}
 }
 
 type GetStatusResponse struct {
@@ -1095,7 +1313,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_metadata_proto_msgTypes[19]
+	mi := &file_metadata_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1325,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[19]
+	mi := &file_metadata_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1338,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{19}
+	return file_metadata_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetStatusResponse) GetClusterId() string {
@@ -1255,7 +1473,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_metadata_proto_msgTypes[20]
+	mi := &file_metadata_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1267,7 +1485,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[20]
+	mi := &file_metadata_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1280,7 +1498,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{20}
+	return file_metadata_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Condition) GetSeverity() Condition_Severity {
@@ -1315,13 +1533,14 @@ type GetCapacityRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rack          string                 `protobuf:"bytes,1,opt,name=rack,proto3" json:"rack,omitempty"`          // empty: the cell
 	Replicas      uint32                 `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"` // 0: the cluster's default
+	Policy        *Policy                `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`      // if set, in place of replicas: the policy that the volume is to have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_metadata_proto_msgTypes[21]
+	mi := &file_metadata_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1552,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[21]
+	mi := &file_metadata_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1565,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{21}
+	return file_metadata_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetCapacityRequest) GetRack() string {
@@ -1363,6 +1582,13 @@ func (x *GetCapacityRequest) GetReplicas() uint32 {
 	return 0
 }
 
+func (x *GetCapacityRequest) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
 type GetCapacityResponse struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Available         int64                  `protobuf:"varint,1,opt,name=available,proto3" json:"available,omitempty"`
@@ -1373,7 +1599,7 @@ type GetCapacityResponse struct {
 
 func (x *GetCapacityResponse) Reset() {
 	*x = GetCapacityResponse{}
-	mi := &file_metadata_proto_msgTypes[22]
+	mi := &file_metadata_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1611,7 @@ func (x *GetCapacityResponse) String() string {
 func (*GetCapacityResponse) ProtoMessage() {}
 
 func (x *GetCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[22]
+	mi := &file_metadata_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1624,7 @@ func (x *GetCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityResponse.ProtoReflect.Descriptor instead.
 func (*GetCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{22}
+	return file_metadata_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetCapacityResponse) GetAvailable() int64 {
@@ -1426,7 +1652,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_metadata_proto_msgTypes[23]
+	mi := &file_metadata_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1664,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[23]
+	mi := &file_metadata_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1677,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{23}
+	return file_metadata_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchRequest) GetAfterIndex() uint64 {
@@ -1486,7 +1712,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_metadata_proto_msgTypes[24]
+	mi := &file_metadata_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1724,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[24]
+	mi := &file_metadata_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1737,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{24}
+	return file_metadata_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -1545,7 +1771,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_metadata_proto_msgTypes[25]
+	mi := &file_metadata_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1783,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[25]
+	mi := &file_metadata_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1796,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{25}
+	return file_metadata_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RegisterNodeResponse) GetClusterId() string {
@@ -1599,7 +1825,7 @@ type ReportDisksRequest struct {
 
 func (x *ReportDisksRequest) Reset() {
 	*x = ReportDisksRequest{}
-	mi := &file_metadata_proto_msgTypes[26]
+	mi := &file_metadata_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1837,7 @@ func (x *ReportDisksRequest) String() string {
 func (*ReportDisksRequest) ProtoMessage() {}
 
 func (x *ReportDisksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[26]
+	mi := &file_metadata_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1850,7 @@ func (x *ReportDisksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportDisksRequest.ProtoReflect.Descriptor instead.
 func (*ReportDisksRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{26}
+	return file_metadata_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReportDisksRequest) GetNode() string {
@@ -1663,7 +1889,7 @@ type ReportDisksResponse struct {
 
 func (x *ReportDisksResponse) Reset() {
 	*x = ReportDisksResponse{}
-	mi := &file_metadata_proto_msgTypes[27]
+	mi := &file_metadata_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1901,7 @@ func (x *ReportDisksResponse) String() string {
 func (*ReportDisksResponse) ProtoMessage() {}
 
 func (x *ReportDisksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[27]
+	mi := &file_metadata_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1914,7 @@ func (x *ReportDisksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportDisksResponse.ProtoReflect.Descriptor instead.
 func (*ReportDisksResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{27}
+	return file_metadata_proto_rawDescGZIP(), []int{31}
 }
 
 type ReportEventRequest struct {
@@ -1700,7 +1926,7 @@ type ReportEventRequest struct {
 
 func (x *ReportEventRequest) Reset() {
 	*x = ReportEventRequest{}
-	mi := &file_metadata_proto_msgTypes[28]
+	mi := &file_metadata_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1938,7 @@ func (x *ReportEventRequest) String() string {
 func (*ReportEventRequest) ProtoMessage() {}
 
 func (x *ReportEventRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[28]
+	mi := &file_metadata_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1951,7 @@ func (x *ReportEventRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportEventRequest.ProtoReflect.Descriptor instead.
 func (*ReportEventRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{28}
+	return file_metadata_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportEventRequest) GetEvent() *Event {
@@ -1743,7 +1969,7 @@ type ReportEventResponse struct {
 
 func (x *ReportEventResponse) Reset() {
 	*x = ReportEventResponse{}
-	mi := &file_metadata_proto_msgTypes[29]
+	mi := &file_metadata_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1981,7 @@ func (x *ReportEventResponse) String() string {
 func (*ReportEventResponse) ProtoMessage() {}
 
 func (x *ReportEventResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[29]
+	mi := &file_metadata_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1994,7 @@ func (x *ReportEventResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportEventResponse.ProtoReflect.Descriptor instead.
 func (*ReportEventResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{29}
+	return file_metadata_proto_rawDescGZIP(), []int{33}
 }
 
 type GrantRequest struct {
@@ -1782,7 +2008,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_metadata_proto_msgTypes[30]
+	mi := &file_metadata_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +2020,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[30]
+	mi := &file_metadata_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +2033,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{30}
+	return file_metadata_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GrantRequest) GetVolumeId() string {
@@ -1840,7 +2066,7 @@ type ReadMapRequest struct {
 
 func (x *ReadMapRequest) Reset() {
 	*x = ReadMapRequest{}
-	mi := &file_metadata_proto_msgTypes[31]
+	mi := &file_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +2078,7 @@ func (x *ReadMapRequest) String() string {
 func (*ReadMapRequest) ProtoMessage() {}
 
 func (x *ReadMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[31]
+	mi := &file_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +2091,7 @@ func (x *ReadMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadMapRequest.ProtoReflect.Descriptor instead.
 func (*ReadMapRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{31}
+	return file_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReadMapRequest) GetVolumeId() string {
@@ -1884,7 +2110,7 @@ type LookupVolumeRequest struct {
 
 func (x *LookupVolumeRequest) Reset() {
 	*x = LookupVolumeRequest{}
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2122,7 @@ func (x *LookupVolumeRequest) String() string {
 func (*LookupVolumeRequest) ProtoMessage() {}
 
 func (x *LookupVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2135,7 @@ func (x *LookupVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupVolumeRequest.ProtoReflect.Descriptor instead.
 func (*LookupVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{32}
+	return file_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LookupVolumeRequest) GetVolumeId() string {
@@ -1930,7 +2156,7 @@ type LookupVolumeResponse struct {
 
 func (x *LookupVolumeResponse) Reset() {
 	*x = LookupVolumeResponse{}
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2168,7 @@ func (x *LookupVolumeResponse) String() string {
 func (*LookupVolumeResponse) ProtoMessage() {}
 
 func (x *LookupVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2181,7 @@ func (x *LookupVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupVolumeResponse.ProtoReflect.Descriptor instead.
 func (*LookupVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{33}
+	return file_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LookupVolumeResponse) GetClusterId() string {
@@ -1993,7 +2219,7 @@ type VolumeMap struct {
 
 func (x *VolumeMap) Reset() {
 	*x = VolumeMap{}
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2231,7 @@ func (x *VolumeMap) String() string {
 func (*VolumeMap) ProtoMessage() {}
 
 func (x *VolumeMap) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2244,7 @@ func (x *VolumeMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMap.ProtoReflect.Descriptor instead.
 func (*VolumeMap) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{34}
+	return file_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VolumeMap) GetIndex() uint64 {
@@ -2074,7 +2300,7 @@ type PlaceRunsRequest struct {
 
 func (x *PlaceRunsRequest) Reset() {
 	*x = PlaceRunsRequest{}
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2312,7 @@ func (x *PlaceRunsRequest) String() string {
 func (*PlaceRunsRequest) ProtoMessage() {}
 
 func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2325,7 @@ func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRunsRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{35}
+	return file_metadata_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PlaceRunsRequest) GetVolumeId() string {
@@ -2132,7 +2358,7 @@ type PlaceRunsResponse struct {
 
 func (x *PlaceRunsResponse) Reset() {
 	*x = PlaceRunsResponse{}
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2370,7 @@ func (x *PlaceRunsResponse) String() string {
 func (*PlaceRunsResponse) ProtoMessage() {}
 
 func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2383,7 @@ func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsResponse.ProtoReflect.Descriptor instead.
 func (*PlaceRunsResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{36}
+	return file_metadata_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PlaceRunsResponse) GetRuns() []*Run {
@@ -2183,7 +2409,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_metadata_proto_msgTypes[37]
+	mi := &file_metadata_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2421,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[37]
+	mi := &file_metadata_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2434,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{37}
+	return file_metadata_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProposeRequest) GetFence() *Fence {
@@ -2299,7 +2525,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_metadata_proto_msgTypes[38]
+	mi := &file_metadata_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2537,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[38]
+	mi := &file_metadata_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2550,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{38}
+	return file_metadata_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ProposeResponse) GetIndex() uint64 {
@@ -2345,30 +2571,35 @@ var File_metadata_proto protoreflect.FileDescriptor
 
 const file_metadata_proto_rawDesc = "" +
 	"\n" +
-	"\x0emetadata.proto\x12\tgabion.v1\x1a\robjects.proto\"h\n" +
+	"\x0emetadata.proto\x12\tgabion.v1\x1a\robjects.proto\"~\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12)\n" +
-	"\x06policy\x18\x03 \x01(\v2\x11.gabion.v1.PolicyR\x06policy\"/\n" +
+	"\x06policy\x18\x03 \x01(\v2\x11.gabion.v1.PolicyR\x06policy\x12\x14\n" +
+	"\x05racks\x18\x04 \x03(\tR\x05racks\"/\n" +
 	"\tVolumeRef\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"@\n" +
 	"\x10GetVolumeRequest\x12,\n" +
-	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\"\xef\x01\n" +
+	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\"\xa5\x02\n" +
 	"\x11GetVolumeResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.gabion.v1.VolumeR\x06volume\x127\n" +
 	"\vattachments\x18\x02 \x03(\v2\x15.gabion.v1.AttachmentR\vattachments\x12&\n" +
 	"\x05grant\x18\x03 \x01(\v2\x10.gabion.v1.GrantR\x05grant\x12!\n" +
 	"\fborn_extents\x18\x04 \x01(\x03R\vbornExtents\x12+\n" +
-	"\amembers\x18\x05 \x03(\v2\x11.gabion.v1.MemberR\amembers\"\\\n" +
+	"\amembers\x18\x05 \x03(\v2\x11.gabion.v1.MemberR\amembers\x124\n" +
+	"\n" +
+	"conditions\x18\x06 \x03(\v2\x14.gabion.v1.ConditionR\n" +
+	"conditions\"\\\n" +
 	"\x12ListVolumesRequest\x12\x1f\n" +
 	"\vmax_entries\x18\x01 \x01(\x05R\n" +
 	"maxEntries\x12%\n" +
-	"\x0estarting_token\x18\x02 \x01(\tR\rstartingToken\"a\n" +
+	"\x0estarting_token\x18\x02 \x01(\tR\rstartingToken\"\x9a\x01\n" +
 	"\x13ListVolumesResponse\x12+\n" +
 	"\avolumes\x18\x01 \x03(\v2\x11.gabion.v1.VolumeR\avolumes\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken\"W\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken\x127\n" +
+	"\vattachments\x18\x03 \x03(\v2\x15.gabion.v1.AttachmentR\vattachments\"W\n" +
 	"\x13ResizeVolumeRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"C\n" +
@@ -2395,7 +2626,17 @@ const file_metadata_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12#\n" +
 	"\rattachment_id\x18\x03 \x01(\tR\fattachmentId\"\x10\n" +
-	"\x0eDetachResponse\"\x12\n" +
+	"\x0eDetachResponse\"X\n" +
+	"\x14GetAttachmentRequest\x12,\n" +
+	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\x97\x01\n" +
+	"\x10SetFormatRequest\x12,\n" +
+	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12#\n" +
+	"\rattachment_id\x18\x02 \x01(\tR\fattachmentId\x120\n" +
+	"\x06format\x18\x03 \x01(\x0e2\x18.gabion.v1.Volume.FormatR\x06format\"\x1a\n" +
+	"\x18RegisterConsumerResponse\"(\n" +
+	"\x12GetConsumerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x12\n" +
 	"\x10ListNodesRequest\":\n" +
 	"\x11ListNodesResponse\x12%\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x0f.gabion.v1.NodeR\x05nodes\"\x12\n" +
@@ -2434,10 +2675,11 @@ const file_metadata_proto_rawDesc = "" +
 	"\bSeverity\x12\x18\n" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aWARNING\x10\x01\x12\t\n" +
-	"\x05ERROR\x10\x02\"D\n" +
+	"\x05ERROR\x10\x02\"o\n" +
 	"\x12GetCapacityRequest\x12\x12\n" +
 	"\x04rack\x18\x01 \x01(\tR\x04rack\x12\x1a\n" +
-	"\breplicas\x18\x02 \x01(\rR\breplicas\"c\n" +
+	"\breplicas\x18\x02 \x01(\rR\breplicas\x12)\n" +
+	"\x06policy\x18\x03 \x01(\v2\x11.gabion.v1.PolicyR\x06policy\"c\n" +
 	"\x13GetCapacityResponse\x12\x1c\n" +
 	"\tavailable\x18\x01 \x01(\x03R\tavailable\x12.\n" +
 	"\x13maximum_volume_size\x18\x02 \x01(\x03R\x11maximumVolumeSize\"a\n" +
@@ -2510,7 +2752,7 @@ const file_metadata_proto_rawDesc = "" +
 	"\acommand\"A\n" +
 	"\x0fProposeResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion2\x8d\v\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion2\xa8\r\n" +
 	"\bMetadata\x12A\n" +
 	"\fCreateVolume\x12\x1e.gabion.v1.CreateVolumeRequest\x1a\x11.gabion.v1.Volume\x12F\n" +
 	"\tGetVolume\x12\x1b.gabion.v1.GetVolumeRequest\x1a\x1c.gabion.v1.GetVolumeResponse\x12L\n" +
@@ -2518,7 +2760,11 @@ const file_metadata_proto_rawDesc = "" +
 	"\fResizeVolume\x12\x1e.gabion.v1.ResizeVolumeRequest\x1a\x11.gabion.v1.Volume\x12O\n" +
 	"\fDeleteVolume\x12\x1e.gabion.v1.DeleteVolumeRequest\x1a\x1f.gabion.v1.DeleteVolumeResponse\x12=\n" +
 	"\x06Attach\x12\x18.gabion.v1.AttachRequest\x1a\x19.gabion.v1.AttachResponse\x12=\n" +
-	"\x06Detach\x12\x18.gabion.v1.DetachRequest\x1a\x19.gabion.v1.DetachResponse\x12F\n" +
+	"\x06Detach\x12\x18.gabion.v1.DetachRequest\x1a\x19.gabion.v1.DetachResponse\x12K\n" +
+	"\rGetAttachment\x12\x1f.gabion.v1.GetAttachmentRequest\x1a\x19.gabion.v1.AttachResponse\x12;\n" +
+	"\tSetFormat\x12\x1b.gabion.v1.SetFormatRequest\x1a\x11.gabion.v1.Volume\x12L\n" +
+	"\x10RegisterConsumer\x12\x13.gabion.v1.Consumer\x1a#.gabion.v1.RegisterConsumerResponse\x12A\n" +
+	"\vGetConsumer\x12\x1d.gabion.v1.GetConsumerRequest\x1a\x13.gabion.v1.Consumer\x12F\n" +
 	"\tListNodes\x12\x1b.gabion.v1.ListNodesRequest\x1a\x1c.gabion.v1.ListNodesResponse\x12F\n" +
 	"\tListDisks\x12\x1b.gabion.v1.ListDisksRequest\x1a\x1c.gabion.v1.ListDisksResponse\x12F\n" +
 	"\tGetStatus\x12\x1b.gabion.v1.GetStatusRequest\x1a\x1c.gabion.v1.GetStatusResponse\x12L\n" +
@@ -2546,145 +2792,165 @@ func file_metadata_proto_rawDescGZIP() []byte {
 }
 
 var file_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_metadata_proto_goTypes = []any{
-	(Condition_Severity)(0),         // 0: gabion.v1.Condition.Severity
-	(LookupVolumeResponse_State)(0), // 1: gabion.v1.LookupVolumeResponse.State
-	(*CreateVolumeRequest)(nil),     // 2: gabion.v1.CreateVolumeRequest
-	(*VolumeRef)(nil),               // 3: gabion.v1.VolumeRef
-	(*GetVolumeRequest)(nil),        // 4: gabion.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),       // 5: gabion.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),      // 6: gabion.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 7: gabion.v1.ListVolumesResponse
-	(*ResizeVolumeRequest)(nil),     // 8: gabion.v1.ResizeVolumeRequest
-	(*DeleteVolumeRequest)(nil),     // 9: gabion.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),    // 10: gabion.v1.DeleteVolumeResponse
-	(*AttachRequest)(nil),           // 11: gabion.v1.AttachRequest
-	(*AttachResponse)(nil),          // 12: gabion.v1.AttachResponse
-	(*Endpoint)(nil),                // 13: gabion.v1.Endpoint
-	(*DetachRequest)(nil),           // 14: gabion.v1.DetachRequest
-	(*DetachResponse)(nil),          // 15: gabion.v1.DetachResponse
-	(*ListNodesRequest)(nil),        // 16: gabion.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),       // 17: gabion.v1.ListNodesResponse
-	(*ListDisksRequest)(nil),        // 18: gabion.v1.ListDisksRequest
-	(*ListDisksResponse)(nil),       // 19: gabion.v1.ListDisksResponse
-	(*GetStatusRequest)(nil),        // 20: gabion.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),       // 21: gabion.v1.GetStatusResponse
-	(*Condition)(nil),               // 22: gabion.v1.Condition
-	(*GetCapacityRequest)(nil),      // 23: gabion.v1.GetCapacityRequest
-	(*GetCapacityResponse)(nil),     // 24: gabion.v1.GetCapacityResponse
-	(*WatchRequest)(nil),            // 25: gabion.v1.WatchRequest
-	(*RegisterNodeRequest)(nil),     // 26: gabion.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),    // 27: gabion.v1.RegisterNodeResponse
-	(*ReportDisksRequest)(nil),      // 28: gabion.v1.ReportDisksRequest
-	(*ReportDisksResponse)(nil),     // 29: gabion.v1.ReportDisksResponse
-	(*ReportEventRequest)(nil),      // 30: gabion.v1.ReportEventRequest
-	(*ReportEventResponse)(nil),     // 31: gabion.v1.ReportEventResponse
-	(*GrantRequest)(nil),            // 32: gabion.v1.GrantRequest
-	(*ReadMapRequest)(nil),          // 33: gabion.v1.ReadMapRequest
-	(*LookupVolumeRequest)(nil),     // 34: gabion.v1.LookupVolumeRequest
-	(*LookupVolumeResponse)(nil),    // 35: gabion.v1.LookupVolumeResponse
-	(*VolumeMap)(nil),               // 36: gabion.v1.VolumeMap
-	(*PlaceRunsRequest)(nil),        // 37: gabion.v1.PlaceRunsRequest
-	(*PlaceRunsResponse)(nil),       // 38: gabion.v1.PlaceRunsResponse
-	(*ProposeRequest)(nil),          // 39: gabion.v1.ProposeRequest
-	(*ProposeResponse)(nil),         // 40: gabion.v1.ProposeResponse
-	(*Policy)(nil),                  // 41: gabion.v1.Policy
-	(*Volume)(nil),                  // 42: gabion.v1.Volume
-	(*Attachment)(nil),              // 43: gabion.v1.Attachment
-	(*Grant)(nil),                   // 44: gabion.v1.Grant
-	(*Member)(nil),                  // 45: gabion.v1.Member
-	(*Node)(nil),                    // 46: gabion.v1.Node
-	(*Disk)(nil),                    // 47: gabion.v1.Disk
-	(*Event)(nil),                   // 48: gabion.v1.Event
-	(*Run)(nil),                     // 49: gabion.v1.Run
-	(*Fence)(nil),                   // 50: gabion.v1.Fence
-	(*Takeover)(nil),                // 51: gabion.v1.Takeover
-	(*CommitRuns)(nil),              // 52: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),             // 53: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil),           // 54: gabion.v1.ConfirmDetach
+	(Condition_Severity)(0),          // 0: gabion.v1.Condition.Severity
+	(LookupVolumeResponse_State)(0),  // 1: gabion.v1.LookupVolumeResponse.State
+	(*CreateVolumeRequest)(nil),      // 2: gabion.v1.CreateVolumeRequest
+	(*VolumeRef)(nil),                // 3: gabion.v1.VolumeRef
+	(*GetVolumeRequest)(nil),         // 4: gabion.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),        // 5: gabion.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),       // 6: gabion.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),      // 7: gabion.v1.ListVolumesResponse
+	(*ResizeVolumeRequest)(nil),      // 8: gabion.v1.ResizeVolumeRequest
+	(*DeleteVolumeRequest)(nil),      // 9: gabion.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),     // 10: gabion.v1.DeleteVolumeResponse
+	(*AttachRequest)(nil),            // 11: gabion.v1.AttachRequest
+	(*AttachResponse)(nil),           // 12: gabion.v1.AttachResponse
+	(*Endpoint)(nil),                 // 13: gabion.v1.Endpoint
+	(*DetachRequest)(nil),            // 14: gabion.v1.DetachRequest
+	(*DetachResponse)(nil),           // 15: gabion.v1.DetachResponse
+	(*GetAttachmentRequest)(nil),     // 16: gabion.v1.GetAttachmentRequest
+	(*SetFormatRequest)(nil),         // 17: gabion.v1.SetFormatRequest
+	(*RegisterConsumerResponse)(nil), // 18: gabion.v1.RegisterConsumerResponse
+	(*GetConsumerRequest)(nil),       // 19: gabion.v1.GetConsumerRequest
+	(*ListNodesRequest)(nil),         // 20: gabion.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),        // 21: gabion.v1.ListNodesResponse
+	(*ListDisksRequest)(nil),         // 22: gabion.v1.ListDisksRequest
+	(*ListDisksResponse)(nil),        // 23: gabion.v1.ListDisksResponse
+	(*GetStatusRequest)(nil),         // 24: gabion.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 25: gabion.v1.GetStatusResponse
+	(*Condition)(nil),                // 26: gabion.v1.Condition
+	(*GetCapacityRequest)(nil),       // 27: gabion.v1.GetCapacityRequest
+	(*GetCapacityResponse)(nil),      // 28: gabion.v1.GetCapacityResponse
+	(*WatchRequest)(nil),             // 29: gabion.v1.WatchRequest
+	(*RegisterNodeRequest)(nil),      // 30: gabion.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 31: gabion.v1.RegisterNodeResponse
+	(*ReportDisksRequest)(nil),       // 32: gabion.v1.ReportDisksRequest
+	(*ReportDisksResponse)(nil),      // 33: gabion.v1.ReportDisksResponse
+	(*ReportEventRequest)(nil),       // 34: gabion.v1.ReportEventRequest
+	(*ReportEventResponse)(nil),      // 35: gabion.v1.ReportEventResponse
+	(*GrantRequest)(nil),             // 36: gabion.v1.GrantRequest
+	(*ReadMapRequest)(nil),           // 37: gabion.v1.ReadMapRequest
+	(*LookupVolumeRequest)(nil),      // 38: gabion.v1.LookupVolumeRequest
+	(*LookupVolumeResponse)(nil),     // 39: gabion.v1.LookupVolumeResponse
+	(*VolumeMap)(nil),                // 40: gabion.v1.VolumeMap
+	(*PlaceRunsRequest)(nil),         // 41: gabion.v1.PlaceRunsRequest
+	(*PlaceRunsResponse)(nil),        // 42: gabion.v1.PlaceRunsResponse
+	(*ProposeRequest)(nil),           // 43: gabion.v1.ProposeRequest
+	(*ProposeResponse)(nil),          // 44: gabion.v1.ProposeResponse
+	(*Policy)(nil),                   // 45: gabion.v1.Policy
+	(*Volume)(nil),                   // 46: gabion.v1.Volume
+	(*Attachment)(nil),               // 47: gabion.v1.Attachment
+	(*Grant)(nil),                    // 48: gabion.v1.Grant
+	(*Member)(nil),                   // 49: gabion.v1.Member
+	(Volume_Format)(0),               // 50: gabion.v1.Volume.Format
+	(*Node)(nil),                     // 51: gabion.v1.Node
+	(*Disk)(nil),                     // 52: gabion.v1.Disk
+	(*Event)(nil),                    // 53: gabion.v1.Event
+	(*Run)(nil),                      // 54: gabion.v1.Run
+	(*Fence)(nil),                    // 55: gabion.v1.Fence
+	(*Takeover)(nil),                 // 56: gabion.v1.Takeover
+	(*CommitRuns)(nil),               // 57: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),              // 58: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil),            // 59: gabion.v1.ConfirmDetach
+	(*Consumer)(nil),                 // 60: gabion.v1.Consumer
 }
 var file_metadata_proto_depIdxs = []int32{
-	41, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
+	45, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
 	3,  // 1: gabion.v1.GetVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	42, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
-	43, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
-	44, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
-	45, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
-	42, // 6: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
-	3,  // 7: gabion.v1.ResizeVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	3,  // 8: gabion.v1.DeleteVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	3,  // 9: gabion.v1.AttachRequest.volume:type_name -> gabion.v1.VolumeRef
-	42, // 10: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
-	43, // 11: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
-	13, // 12: gabion.v1.AttachResponse.endpoints:type_name -> gabion.v1.Endpoint
-	3,  // 13: gabion.v1.DetachRequest.volume:type_name -> gabion.v1.VolumeRef
-	46, // 14: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
-	47, // 15: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
-	22, // 16: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
-	0,  // 17: gabion.v1.Condition.severity:type_name -> gabion.v1.Condition.Severity
-	46, // 18: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
-	47, // 19: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
-	47, // 20: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
-	22, // 21: gabion.v1.ReportDisksRequest.conditions:type_name -> gabion.v1.Condition
-	48, // 22: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
-	1,  // 23: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
-	42, // 24: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
-	44, // 25: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
-	49, // 26: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
-	45, // 27: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
-	43, // 28: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
-	49, // 29: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
-	50, // 30: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
-	51, // 31: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
-	52, // 32: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
-	53, // 33: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
-	54, // 34: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
-	2,  // 35: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
-	4,  // 36: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
-	6,  // 37: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
-	8,  // 38: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
-	9,  // 39: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
-	11, // 40: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
-	14, // 41: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
-	16, // 42: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
-	18, // 43: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
-	20, // 44: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
-	23, // 45: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
-	25, // 46: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
-	26, // 47: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
-	28, // 48: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
-	30, // 49: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
-	32, // 50: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
-	33, // 51: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
-	34, // 52: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
-	37, // 53: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
-	39, // 54: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
-	42, // 55: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
-	5,  // 56: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
-	7,  // 57: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
-	42, // 58: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
-	10, // 59: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
-	12, // 60: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
-	15, // 61: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
-	17, // 62: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
-	19, // 63: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
-	21, // 64: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
-	24, // 65: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
-	48, // 66: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
-	27, // 67: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
-	29, // 68: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
-	31, // 69: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
-	36, // 70: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
-	36, // 71: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
-	35, // 72: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
-	38, // 73: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
-	40, // 74: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
-	55, // [55:75] is the sub-list for method output_type
-	35, // [35:55] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	46, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
+	47, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
+	48, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
+	49, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
+	26, // 6: gabion.v1.GetVolumeResponse.conditions:type_name -> gabion.v1.Condition
+	46, // 7: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
+	47, // 8: gabion.v1.ListVolumesResponse.attachments:type_name -> gabion.v1.Attachment
+	3,  // 9: gabion.v1.ResizeVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 10: gabion.v1.DeleteVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 11: gabion.v1.AttachRequest.volume:type_name -> gabion.v1.VolumeRef
+	46, // 12: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
+	47, // 13: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
+	13, // 14: gabion.v1.AttachResponse.endpoints:type_name -> gabion.v1.Endpoint
+	3,  // 15: gabion.v1.DetachRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 16: gabion.v1.GetAttachmentRequest.volume:type_name -> gabion.v1.VolumeRef
+	3,  // 17: gabion.v1.SetFormatRequest.volume:type_name -> gabion.v1.VolumeRef
+	50, // 18: gabion.v1.SetFormatRequest.format:type_name -> gabion.v1.Volume.Format
+	51, // 19: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
+	52, // 20: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
+	26, // 21: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
+	0,  // 22: gabion.v1.Condition.severity:type_name -> gabion.v1.Condition.Severity
+	45, // 23: gabion.v1.GetCapacityRequest.policy:type_name -> gabion.v1.Policy
+	51, // 24: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
+	52, // 25: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
+	52, // 26: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
+	26, // 27: gabion.v1.ReportDisksRequest.conditions:type_name -> gabion.v1.Condition
+	53, // 28: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
+	1,  // 29: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
+	46, // 30: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
+	48, // 31: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
+	54, // 32: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
+	49, // 33: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
+	47, // 34: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
+	54, // 35: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
+	55, // 36: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
+	56, // 37: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
+	57, // 38: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
+	58, // 39: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
+	59, // 40: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	2,  // 41: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
+	4,  // 42: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
+	6,  // 43: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
+	8,  // 44: gabion.v1.Metadata.ResizeVolume:input_type -> gabion.v1.ResizeVolumeRequest
+	9,  // 45: gabion.v1.Metadata.DeleteVolume:input_type -> gabion.v1.DeleteVolumeRequest
+	11, // 46: gabion.v1.Metadata.Attach:input_type -> gabion.v1.AttachRequest
+	14, // 47: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
+	16, // 48: gabion.v1.Metadata.GetAttachment:input_type -> gabion.v1.GetAttachmentRequest
+	17, // 49: gabion.v1.Metadata.SetFormat:input_type -> gabion.v1.SetFormatRequest
+	60, // 50: gabion.v1.Metadata.RegisterConsumer:input_type -> gabion.v1.Consumer
+	19, // 51: gabion.v1.Metadata.GetConsumer:input_type -> gabion.v1.GetConsumerRequest
+	20, // 52: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
+	22, // 53: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
+	24, // 54: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
+	27, // 55: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
+	29, // 56: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
+	30, // 57: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
+	32, // 58: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
+	34, // 59: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
+	36, // 60: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
+	37, // 61: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
+	38, // 62: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
+	41, // 63: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
+	43, // 64: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
+	46, // 65: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
+	5,  // 66: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
+	7,  // 67: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
+	46, // 68: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
+	10, // 69: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
+	12, // 70: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
+	15, // 71: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
+	12, // 72: gabion.v1.Metadata.GetAttachment:output_type -> gabion.v1.AttachResponse
+	46, // 73: gabion.v1.Metadata.SetFormat:output_type -> gabion.v1.Volume
+	18, // 74: gabion.v1.Metadata.RegisterConsumer:output_type -> gabion.v1.RegisterConsumerResponse
+	60, // 75: gabion.v1.Metadata.GetConsumer:output_type -> gabion.v1.Consumer
+	21, // 76: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
+	23, // 77: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
+	25, // 78: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
+	28, // 79: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
+	53, // 80: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
+	31, // 81: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
+	33, // 82: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
+	35, // 83: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
+	40, // 84: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
+	40, // 85: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
+	39, // 86: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
+	42, // 87: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
+	44, // 88: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
+	65, // [65:89] is the sub-list for method output_type
+	41, // [41:65] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_metadata_proto_init() }
@@ -2693,7 +2959,7 @@ func file_metadata_proto_init() {
 		return
 	}
 	file_objects_proto_init()
-	file_metadata_proto_msgTypes[37].OneofWrappers = []any{
+	file_metadata_proto_msgTypes[41].OneofWrappers = []any{
 		(*ProposeRequest_Takeover)(nil),
 		(*ProposeRequest_CommitRuns)(nil),
 		(*ProposeRequest_ConfirmSize)(nil),
@@ -2705,7 +2971,7 @@ func file_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_metadata_proto_rawDesc), len(file_metadata_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,26 +25,30 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Metadata_CreateVolume_FullMethodName = "/gabion.v1.Metadata/CreateVolume"
-	Metadata_GetVolume_FullMethodName    = "/gabion.v1.Metadata/GetVolume"
-	Metadata_ListVolumes_FullMethodName  = "/gabion.v1.Metadata/ListVolumes"
-	Metadata_ResizeVolume_FullMethodName = "/gabion.v1.Metadata/ResizeVolume"
-	Metadata_DeleteVolume_FullMethodName = "/gabion.v1.Metadata/DeleteVolume"
-	Metadata_Attach_FullMethodName       = "/gabion.v1.Metadata/Attach"
-	Metadata_Detach_FullMethodName       = "/gabion.v1.Metadata/Detach"
-	Metadata_ListNodes_FullMethodName    = "/gabion.v1.Metadata/ListNodes"
-	Metadata_ListDisks_FullMethodName    = "/gabion.v1.Metadata/ListDisks"
-	Metadata_GetStatus_FullMethodName    = "/gabion.v1.Metadata/GetStatus"
-	Metadata_GetCapacity_FullMethodName  = "/gabion.v1.Metadata/GetCapacity"
-	Metadata_Watch_FullMethodName        = "/gabion.v1.Metadata/Watch"
-	Metadata_RegisterNode_FullMethodName = "/gabion.v1.Metadata/RegisterNode"
-	Metadata_ReportDisks_FullMethodName  = "/gabion.v1.Metadata/ReportDisks"
-	Metadata_ReportEvent_FullMethodName  = "/gabion.v1.Metadata/ReportEvent"
-	Metadata_Grant_FullMethodName        = "/gabion.v1.Metadata/Grant"
-	Metadata_ReadMap_FullMethodName      = "/gabion.v1.Metadata/ReadMap"
-	Metadata_LookupVolume_FullMethodName = "/gabion.v1.Metadata/LookupVolume"
-	Metadata_PlaceRuns_FullMethodName    = "/gabion.v1.Metadata/PlaceRuns"
-	Metadata_Propose_FullMethodName      = "/gabion.v1.Metadata/Propose"
+	Metadata_CreateVolume_FullMethodName     = "/gabion.v1.Metadata/CreateVolume"
+	Metadata_GetVolume_FullMethodName        = "/gabion.v1.Metadata/GetVolume"
+	Metadata_ListVolumes_FullMethodName      = "/gabion.v1.Metadata/ListVolumes"
+	Metadata_ResizeVolume_FullMethodName     = "/gabion.v1.Metadata/ResizeVolume"
+	Metadata_DeleteVolume_FullMethodName     = "/gabion.v1.Metadata/DeleteVolume"
+	Metadata_Attach_FullMethodName           = "/gabion.v1.Metadata/Attach"
+	Metadata_Detach_FullMethodName           = "/gabion.v1.Metadata/Detach"
+	Metadata_GetAttachment_FullMethodName    = "/gabion.v1.Metadata/GetAttachment"
+	Metadata_SetFormat_FullMethodName        = "/gabion.v1.Metadata/SetFormat"
+	Metadata_RegisterConsumer_FullMethodName = "/gabion.v1.Metadata/RegisterConsumer"
+	Metadata_GetConsumer_FullMethodName      = "/gabion.v1.Metadata/GetConsumer"
+	Metadata_ListNodes_FullMethodName        = "/gabion.v1.Metadata/ListNodes"
+	Metadata_ListDisks_FullMethodName        = "/gabion.v1.Metadata/ListDisks"
+	Metadata_GetStatus_FullMethodName        = "/gabion.v1.Metadata/GetStatus"
+	Metadata_GetCapacity_FullMethodName      = "/gabion.v1.Metadata/GetCapacity"
+	Metadata_Watch_FullMethodName            = "/gabion.v1.Metadata/Watch"
+	Metadata_RegisterNode_FullMethodName     = "/gabion.v1.Metadata/RegisterNode"
+	Metadata_ReportDisks_FullMethodName      = "/gabion.v1.Metadata/ReportDisks"
+	Metadata_ReportEvent_FullMethodName      = "/gabion.v1.Metadata/ReportEvent"
+	Metadata_Grant_FullMethodName            = "/gabion.v1.Metadata/Grant"
+	Metadata_ReadMap_FullMethodName          = "/gabion.v1.Metadata/ReadMap"
+	Metadata_LookupVolume_FullMethodName     = "/gabion.v1.Metadata/LookupVolume"
+	Metadata_PlaceRuns_FullMethodName        = "/gabion.v1.Metadata/PlaceRuns"
+	Metadata_Propose_FullMethodName          = "/gabion.v1.Metadata/Propose"
 )
 
 // MetadataClient is the client API for Metadata service.
@@ -65,6 +69,14 @@ type MetadataClient interface {
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
+	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node.
+	GetAttachment(ctx context.Context, in *GetAttachmentRequest, opts ...grpc.CallOption) (*AttachResponse, error)
+	// SetFormat records how far the formatting of a volume has come, on behalf of an attachment that must be current.
+	SetFormat(ctx context.Context, in *SetFormatRequest, opts ...grpc.CallOption) (*Volume, error)
+	// RegisterConsumer makes a node known as one that volumes can be published to. Repeated at every start; changes only what differs.
+	RegisterConsumer(ctx context.Context, in *Consumer, opts ...grpc.CallOption) (*RegisterConsumerResponse, error)
+	// GetConsumer: NOT_FOUND if the name was never registered.
+	GetConsumer(ctx context.Context, in *GetConsumerRequest, opts ...grpc.CallOption) (*Consumer, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	ListDisks(ctx context.Context, in *ListDisksRequest, opts ...grpc.CallOption) (*ListDisksResponse, error)
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -166,6 +178,46 @@ func (c *metadataClient) Detach(ctx context.Context, in *DetachRequest, opts ...
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DetachResponse)
 	err := c.cc.Invoke(ctx, Metadata_Detach_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *metadataClient) GetAttachment(ctx context.Context, in *GetAttachmentRequest, opts ...grpc.CallOption) (*AttachResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachResponse)
+	err := c.cc.Invoke(ctx, Metadata_GetAttachment_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *metadataClient) SetFormat(ctx context.Context, in *SetFormatRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Metadata_SetFormat_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *metadataClient) RegisterConsumer(ctx context.Context, in *Consumer, opts ...grpc.CallOption) (*RegisterConsumerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegisterConsumerResponse)
+	err := c.cc.Invoke(ctx, Metadata_RegisterConsumer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *metadataClient) GetConsumer(ctx context.Context, in *GetConsumerRequest, opts ...grpc.CallOption) (*Consumer, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Consumer)
+	err := c.cc.Invoke(ctx, Metadata_GetConsumer_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -329,6 +381,14 @@ type MetadataServer interface {
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
+	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node.
+	GetAttachment(context.Context, *GetAttachmentRequest) (*AttachResponse, error)
+	// SetFormat records how far the formatting of a volume has come, on behalf of an attachment that must be current.
+	SetFormat(context.Context, *SetFormatRequest) (*Volume, error)
+	// RegisterConsumer makes a node known as one that volumes can be published to. Repeated at every start; changes only what differs.
+	RegisterConsumer(context.Context, *Consumer) (*RegisterConsumerResponse, error)
+	// GetConsumer: NOT_FOUND if the name was never registered.
+	GetConsumer(context.Context, *GetConsumerRequest) (*Consumer, error)
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	ListDisks(context.Context, *ListDisksRequest) (*ListDisksResponse, error)
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
@@ -386,6 +446,18 @@ func (UnimplementedMetadataServer) Attach(context.Context, *AttachRequest) (*Att
 }
 func (UnimplementedMetadataServer) Detach(context.Context, *DetachRequest) (*DetachResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Detach not implemented")
+}
+func (UnimplementedMetadataServer) GetAttachment(context.Context, *GetAttachmentRequest) (*AttachResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAttachment not implemented")
+}
+func (UnimplementedMetadataServer) SetFormat(context.Context, *SetFormatRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetFormat not implemented")
+}
+func (UnimplementedMetadataServer) RegisterConsumer(context.Context, *Consumer) (*RegisterConsumerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegisterConsumer not implemented")
+}
+func (UnimplementedMetadataServer) GetConsumer(context.Context, *GetConsumerRequest) (*Consumer, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConsumer not implemented")
 }
 func (UnimplementedMetadataServer) ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNodes not implemented")
@@ -569,6 +641,78 @@ func _Metadata_Detach_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(MetadataServer).Detach(ctx, req.(*DetachRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Metadata_GetAttachment_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAttachmentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).GetAttachment(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_GetAttachment_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).GetAttachment(ctx, req.(*GetAttachmentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Metadata_SetFormat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetFormatRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).SetFormat(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_SetFormat_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).SetFormat(ctx, req.(*SetFormatRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Metadata_RegisterConsumer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(Consumer)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).RegisterConsumer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_RegisterConsumer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).RegisterConsumer(ctx, req.(*Consumer))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Metadata_GetConsumer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConsumerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).GetConsumer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_GetConsumer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).GetConsumer(ctx, req.(*GetConsumerRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -834,6 +978,22 @@ var Metadata_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Detach",
 			Handler:    _Metadata_Detach_Handler,
+		},
+		{
+			MethodName: "GetAttachment",
+			Handler:    _Metadata_GetAttachment_Handler,
+		},
+		{
+			MethodName: "SetFormat",
+			Handler:    _Metadata_SetFormat_Handler,
+		},
+		{
+			MethodName: "RegisterConsumer",
+			Handler:    _Metadata_RegisterConsumer_Handler,
+		},
+		{
+			MethodName: "GetConsumer",
+			Handler:    _Metadata_GetConsumer_Handler,
 		},
 		{
 			MethodName: "ListNodes",

@@ -219,6 +219,59 @@ func (Policy_OnFull) EnumDescriptor() ([]byte, []int) {
 	return file_objects_proto_rawDescGZIP(), []int{0, 3}
 }
 
+// What the consumers said of the file system on it. Only STARTED, and NONE while no extent was ever born, allow formatting.
+type Volume_Format int32
+
+const (
+	Volume_FORMAT_UNSPECIFIED Volume_Format = 0
+	Volume_NONE               Volume_Format = 1
+	Volume_STARTED            Volume_Format = 2
+	Volume_DONE               Volume_Format = 3
+)
+
+// Enum value maps for Volume_Format.
+var (
+	Volume_Format_name = map[int32]string{
+		0: "FORMAT_UNSPECIFIED",
+		1: "NONE",
+		2: "STARTED",
+		3: "DONE",
+	}
+	Volume_Format_value = map[string]int32{
+		"FORMAT_UNSPECIFIED": 0,
+		"NONE":               1,
+		"STARTED":            2,
+		"DONE":               3,
+	}
+)
+
+func (x Volume_Format) Enum() *Volume_Format {
+	p := new(Volume_Format)
+	*p = x
+	return p
+}
+
+func (x Volume_Format) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Volume_Format) Descriptor() protoreflect.EnumDescriptor {
+	return file_objects_proto_enumTypes[4].Descriptor()
+}
+
+func (Volume_Format) Type() protoreflect.EnumType {
+	return &file_objects_proto_enumTypes[4]
+}
+
+func (x Volume_Format) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Volume_Format.Descriptor instead.
+func (Volume_Format) EnumDescriptor() ([]byte, []int) {
+	return file_objects_proto_rawDescGZIP(), []int{1, 0}
+}
+
 type Member_State int32
 
 const (
@@ -252,11 +305,11 @@ func (x Member_State) String() string {
 }
 
 func (Member_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_objects_proto_enumTypes[4].Descriptor()
+	return file_objects_proto_enumTypes[5].Descriptor()
 }
 
 func (Member_State) Type() protoreflect.EnumType {
-	return &file_objects_proto_enumTypes[4]
+	return &file_objects_proto_enumTypes[5]
 }
 
 func (x Member_State) Number() protoreflect.EnumNumber {
@@ -265,7 +318,7 @@ func (x Member_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Member_State.Descriptor instead.
 func (Member_State) EnumDescriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{6, 0}
+	return file_objects_proto_rawDescGZIP(), []int{7, 0}
 }
 
 type Disk_State int32
@@ -304,11 +357,11 @@ func (x Disk_State) String() string {
 }
 
 func (Disk_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_objects_proto_enumTypes[5].Descriptor()
+	return file_objects_proto_enumTypes[6].Descriptor()
 }
 
 func (Disk_State) Type() protoreflect.EnumType {
-	return &file_objects_proto_enumTypes[5]
+	return &file_objects_proto_enumTypes[6]
 }
 
 func (x Disk_State) Number() protoreflect.EnumNumber {
@@ -317,7 +370,7 @@ func (x Disk_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Disk_State.Descriptor instead.
 func (Disk_State) EnumDescriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{8, 0}
+	return file_objects_proto_rawDescGZIP(), []int{9, 0}
 }
 
 type Policy struct {
@@ -414,6 +467,8 @@ type Volume struct {
 	Version       uint64                 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
 	CacheEpoch    uint64                 `protobuf:"varint,7,opt,name=cache_epoch,json=cacheEpoch,proto3" json:"cache_epoch,omitempty"`
 	CreatedAt     int64                  `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Rack          string                 `protobuf:"bytes,9,opt,name=rack,proto3" json:"rack,omitempty"` // for access SAME_RACK: of all copies; else of the first copy, where it can be. Empty: no wish
+	Format        Volume_Format          `protobuf:"varint,10,opt,name=format,proto3,enum=gabion.v1.Volume_Format" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -502,6 +557,20 @@ func (x *Volume) GetCreatedAt() int64 {
 		return x.CreatedAt
 	}
 	return 0
+}
+
+func (x *Volume) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
+func (x *Volume) GetFormat() Volume_Format {
+	if x != nil {
+		return x.Format
+	}
+	return Volume_FORMAT_UNSPECIFIED
 }
 
 type Attachment struct {
@@ -604,6 +673,75 @@ func (x *Attachment) GetTokenDigest() []byte {
 	return nil
 }
 
+// A node that volumes can be published to. It need not be a storage node.
+type Consumer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Rack          string                 `protobuf:"bytes,2,opt,name=rack,proto3" json:"rack,omitempty"`
+	MaxVolumes    uint32                 `protobuf:"varint,3,opt,name=max_volumes,json=maxVolumes,proto3" json:"max_volumes,omitempty"` // attachments it takes at one time; 0: the service's default
+	RegisteredAt  int64                  `protobuf:"varint,4,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Consumer) Reset() {
+	*x = Consumer{}
+	mi := &file_objects_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Consumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Consumer) ProtoMessage() {}
+
+func (x *Consumer) ProtoReflect() protoreflect.Message {
+	mi := &file_objects_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
+func (*Consumer) Descriptor() ([]byte, []int) {
+	return file_objects_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Consumer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Consumer) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
+func (x *Consumer) GetMaxVolumes() uint32 {
+	if x != nil {
+		return x.MaxVolumes
+	}
+	return 0
+}
+
+func (x *Consumer) GetRegisteredAt() int64 {
+	if x != nil {
+		return x.RegisteredAt
+	}
+	return 0
+}
+
 // A volume's current primary.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -617,7 +755,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_objects_proto_msgTypes[3]
+	mi := &file_objects_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +767,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[3]
+	mi := &file_objects_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +780,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{3}
+	return file_objects_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Grant) GetGeneration() uint64 {
@@ -683,7 +821,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_objects_proto_msgTypes[4]
+	mi := &file_objects_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +833,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[4]
+	mi := &file_objects_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +846,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{4}
+	return file_objects_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Run) GetIndex() uint32 {
@@ -736,7 +874,7 @@ type Incarnation struct {
 
 func (x *Incarnation) Reset() {
 	*x = Incarnation{}
-	mi := &file_objects_proto_msgTypes[5]
+	mi := &file_objects_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +886,7 @@ func (x *Incarnation) String() string {
 func (*Incarnation) ProtoMessage() {}
 
 func (x *Incarnation) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[5]
+	mi := &file_objects_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +899,7 @@ func (x *Incarnation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Incarnation.ProtoReflect.Descriptor instead.
 func (*Incarnation) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{5}
+	return file_objects_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Incarnation) GetBoot() string {
@@ -798,7 +936,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_objects_proto_msgTypes[6]
+	mi := &file_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +948,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[6]
+	mi := &file_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +961,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{6}
+	return file_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Member) GetDiskId() string {
@@ -874,7 +1012,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_objects_proto_msgTypes[7]
+	mi := &file_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1024,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[7]
+	mi := &file_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1037,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{7}
+	return file_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Node) GetName() string {
@@ -1004,7 +1142,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_objects_proto_msgTypes[8]
+	mi := &file_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1154,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[8]
+	mi := &file_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1167,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{8}
+	return file_objects_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Disk) GetId() string {
@@ -1120,7 +1258,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_objects_proto_msgTypes[9]
+	mi := &file_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1270,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[9]
+	mi := &file_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1283,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{9}
+	return file_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetIndex() uint64 {
@@ -1223,7 +1361,7 @@ type Fence struct {
 
 func (x *Fence) Reset() {
 	*x = Fence{}
-	mi := &file_objects_proto_msgTypes[10]
+	mi := &file_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1373,7 @@ func (x *Fence) String() string {
 func (*Fence) ProtoMessage() {}
 
 func (x *Fence) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[10]
+	mi := &file_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1386,7 @@ func (x *Fence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fence.ProtoReflect.Descriptor instead.
 func (*Fence) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{10}
+	return file_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Fence) GetVolumeId() string {
@@ -1283,7 +1421,7 @@ type Takeover struct {
 
 func (x *Takeover) Reset() {
 	*x = Takeover{}
-	mi := &file_objects_proto_msgTypes[11]
+	mi := &file_objects_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1433,7 @@ func (x *Takeover) String() string {
 func (*Takeover) ProtoMessage() {}
 
 func (x *Takeover) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[11]
+	mi := &file_objects_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1446,7 @@ func (x *Takeover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Takeover.ProtoReflect.Descriptor instead.
 func (*Takeover) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{11}
+	return file_objects_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Takeover) GetMembers() []*Member {
@@ -1336,7 +1474,7 @@ type CommitRuns struct {
 
 func (x *CommitRuns) Reset() {
 	*x = CommitRuns{}
-	mi := &file_objects_proto_msgTypes[12]
+	mi := &file_objects_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1486,7 @@ func (x *CommitRuns) String() string {
 func (*CommitRuns) ProtoMessage() {}
 
 func (x *CommitRuns) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[12]
+	mi := &file_objects_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1499,7 @@ func (x *CommitRuns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRuns.ProtoReflect.Descriptor instead.
 func (*CommitRuns) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{12}
+	return file_objects_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CommitRuns) GetRuns() []*Run {
@@ -1388,7 +1526,7 @@ type ConfirmSize struct {
 
 func (x *ConfirmSize) Reset() {
 	*x = ConfirmSize{}
-	mi := &file_objects_proto_msgTypes[13]
+	mi := &file_objects_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1538,7 @@ func (x *ConfirmSize) String() string {
 func (*ConfirmSize) ProtoMessage() {}
 
 func (x *ConfirmSize) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[13]
+	mi := &file_objects_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1551,7 @@ func (x *ConfirmSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmSize.ProtoReflect.Descriptor instead.
 func (*ConfirmSize) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{13}
+	return file_objects_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConfirmSize) GetSize() int64 {
@@ -1433,7 +1571,7 @@ type ConfirmDetach struct {
 
 func (x *ConfirmDetach) Reset() {
 	*x = ConfirmDetach{}
-	mi := &file_objects_proto_msgTypes[14]
+	mi := &file_objects_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1583,7 @@ func (x *ConfirmDetach) String() string {
 func (*ConfirmDetach) ProtoMessage() {}
 
 func (x *ConfirmDetach) ProtoReflect() protoreflect.Message {
-	mi := &file_objects_proto_msgTypes[14]
+	mi := &file_objects_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1596,7 @@ func (x *ConfirmDetach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmDetach.ProtoReflect.Descriptor instead.
 func (*ConfirmDetach) Descriptor() ([]byte, []int) {
-	return file_objects_proto_rawDescGZIP(), []int{14}
+	return file_objects_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ConfirmDetach) GetAttachmentId() string {
@@ -1499,7 +1637,7 @@ const file_objects_proto_rawDesc = "" +
 	"\x06OnFull\x12\x17\n" +
 	"\x13ON_FULL_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04WAIT\x10\x01\x12\t\n" +
-	"\x05ERROR\x10\x02\"\xe6\x01\n" +
+	"\x05ERROR\x10\x02\"\xef\x02\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1511,7 +1649,15 @@ const file_objects_proto_rawDesc = "" +
 	"\vcache_epoch\x18\a \x01(\x04R\n" +
 	"cacheEpoch\x12\x1d\n" +
 	"\n" +
-	"created_at\x18\b \x01(\x03R\tcreatedAt\"\xde\x01\n" +
+	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x12\n" +
+	"\x04rack\x18\t \x01(\tR\x04rack\x120\n" +
+	"\x06format\x18\n" +
+	" \x01(\x0e2\x18.gabion.v1.Volume.FormatR\x06format\"A\n" +
+	"\x06Format\x12\x16\n" +
+	"\x12FORMAT_UNSPECIFIED\x10\x00\x12\b\n" +
+	"\x04NONE\x10\x01\x12\v\n" +
+	"\aSTARTED\x10\x02\x12\b\n" +
+	"\x04DONE\x10\x03\"\xde\x01\n" +
 	"\n" +
 	"Attachment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
@@ -1522,7 +1668,13 @@ const file_objects_proto_rawDesc = "" +
 	"\brevoking\x18\x06 \x01(\bR\brevoking\x12\x1d\n" +
 	"\n" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12!\n" +
-	"\ftoken_digest\x18\b \x01(\fR\vtokenDigest\"m\n" +
+	"\ftoken_digest\x18\b \x01(\fR\vtokenDigest\"x\n" +
+	"\bConsumer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04rack\x18\x02 \x01(\tR\x04rack\x12\x1f\n" +
+	"\vmax_volumes\x18\x03 \x01(\rR\n" +
+	"maxVolumes\x12#\n" +
+	"\rregistered_at\x18\x04 \x01(\x03R\fregisteredAt\"m\n" +
 	"\x05Grant\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1622,49 +1774,52 @@ func file_objects_proto_rawDescGZIP() []byte {
 	return file_objects_proto_rawDescData
 }
 
-var file_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_objects_proto_goTypes = []any{
 	(Policy_Spread)(0),     // 0: gabion.v1.Policy.Spread
 	(Policy_Access)(0),     // 1: gabion.v1.Policy.Access
 	(Policy_Durability)(0), // 2: gabion.v1.Policy.Durability
 	(Policy_OnFull)(0),     // 3: gabion.v1.Policy.OnFull
-	(Member_State)(0),      // 4: gabion.v1.Member.State
-	(Disk_State)(0),        // 5: gabion.v1.Disk.State
-	(*Policy)(nil),         // 6: gabion.v1.Policy
-	(*Volume)(nil),         // 7: gabion.v1.Volume
-	(*Attachment)(nil),     // 8: gabion.v1.Attachment
-	(*Grant)(nil),          // 9: gabion.v1.Grant
-	(*Run)(nil),            // 10: gabion.v1.Run
-	(*Incarnation)(nil),    // 11: gabion.v1.Incarnation
-	(*Member)(nil),         // 12: gabion.v1.Member
-	(*Node)(nil),           // 13: gabion.v1.Node
-	(*Disk)(nil),           // 14: gabion.v1.Disk
-	(*Event)(nil),          // 15: gabion.v1.Event
-	(*Fence)(nil),          // 16: gabion.v1.Fence
-	(*Takeover)(nil),       // 17: gabion.v1.Takeover
-	(*CommitRuns)(nil),     // 18: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),    // 19: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil),  // 20: gabion.v1.ConfirmDetach
+	(Volume_Format)(0),     // 4: gabion.v1.Volume.Format
+	(Member_State)(0),      // 5: gabion.v1.Member.State
+	(Disk_State)(0),        // 6: gabion.v1.Disk.State
+	(*Policy)(nil),         // 7: gabion.v1.Policy
+	(*Volume)(nil),         // 8: gabion.v1.Volume
+	(*Attachment)(nil),     // 9: gabion.v1.Attachment
+	(*Consumer)(nil),       // 10: gabion.v1.Consumer
+	(*Grant)(nil),          // 11: gabion.v1.Grant
+	(*Run)(nil),            // 12: gabion.v1.Run
+	(*Incarnation)(nil),    // 13: gabion.v1.Incarnation
+	(*Member)(nil),         // 14: gabion.v1.Member
+	(*Node)(nil),           // 15: gabion.v1.Node
+	(*Disk)(nil),           // 16: gabion.v1.Disk
+	(*Event)(nil),          // 17: gabion.v1.Event
+	(*Fence)(nil),          // 18: gabion.v1.Fence
+	(*Takeover)(nil),       // 19: gabion.v1.Takeover
+	(*CommitRuns)(nil),     // 20: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),    // 21: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil),  // 22: gabion.v1.ConfirmDetach
 }
 var file_objects_proto_depIdxs = []int32{
 	0,  // 0: gabion.v1.Policy.spread:type_name -> gabion.v1.Policy.Spread
 	1,  // 1: gabion.v1.Policy.access:type_name -> gabion.v1.Policy.Access
 	2,  // 2: gabion.v1.Policy.durability:type_name -> gabion.v1.Policy.Durability
 	3,  // 3: gabion.v1.Policy.on_full:type_name -> gabion.v1.Policy.OnFull
-	6,  // 4: gabion.v1.Volume.policy:type_name -> gabion.v1.Policy
-	4,  // 5: gabion.v1.Member.state:type_name -> gabion.v1.Member.State
-	11, // 6: gabion.v1.Member.incarnation:type_name -> gabion.v1.Incarnation
-	5,  // 7: gabion.v1.Disk.state:type_name -> gabion.v1.Disk.State
-	11, // 8: gabion.v1.Disk.incarnation:type_name -> gabion.v1.Incarnation
-	12, // 9: gabion.v1.Takeover.members:type_name -> gabion.v1.Member
-	10, // 10: gabion.v1.CommitRuns.runs:type_name -> gabion.v1.Run
-	12, // 11: gabion.v1.CommitRuns.members:type_name -> gabion.v1.Member
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	7,  // 4: gabion.v1.Volume.policy:type_name -> gabion.v1.Policy
+	4,  // 5: gabion.v1.Volume.format:type_name -> gabion.v1.Volume.Format
+	5,  // 6: gabion.v1.Member.state:type_name -> gabion.v1.Member.State
+	13, // 7: gabion.v1.Member.incarnation:type_name -> gabion.v1.Incarnation
+	6,  // 8: gabion.v1.Disk.state:type_name -> gabion.v1.Disk.State
+	13, // 9: gabion.v1.Disk.incarnation:type_name -> gabion.v1.Incarnation
+	14, // 10: gabion.v1.Takeover.members:type_name -> gabion.v1.Member
+	12, // 11: gabion.v1.CommitRuns.runs:type_name -> gabion.v1.Run
+	14, // 12: gabion.v1.CommitRuns.members:type_name -> gabion.v1.Member
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_objects_proto_init() }
@@ -1677,8 +1832,8 @@ func file_objects_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_objects_proto_rawDesc), len(file_objects_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   15,
+			NumEnums:      7,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -35,6 +35,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Runs
 	//	*SnapshotRecord_Tombstone
 	//	*SnapshotRecord_Event
+	//	*SnapshotRecord_Consumer
 	//	*SnapshotRecord_Tail
 	Kind          isSnapshotRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
@@ -141,6 +142,15 @@ func (x *SnapshotRecord) GetEvent() *Event {
 	return nil
 }
 
+func (x *SnapshotRecord) GetConsumer() *Consumer {
+	if x != nil {
+		if x, ok := x.Kind.(*SnapshotRecord_Consumer); ok {
+			return x.Consumer
+		}
+	}
+	return nil
+}
+
 func (x *SnapshotRecord) GetTail() *SnapshotTail {
 	if x != nil {
 		if x, ok := x.Kind.(*SnapshotRecord_Tail); ok {
@@ -182,6 +192,10 @@ type SnapshotRecord_Event struct {
 	Event *Event `protobuf:"bytes,7,opt,name=event,proto3,oneof"`
 }
 
+type SnapshotRecord_Consumer struct {
+	Consumer *Consumer `protobuf:"bytes,8,opt,name=consumer,proto3,oneof"`
+}
+
 type SnapshotRecord_Tail struct {
 	Tail *SnapshotTail `protobuf:"bytes,15,opt,name=tail,proto3,oneof"`
 }
@@ -199,6 +213,8 @@ func (*SnapshotRecord_Runs) isSnapshotRecord_Kind() {}
 func (*SnapshotRecord_Tombstone) isSnapshotRecord_Kind() {}
 
 func (*SnapshotRecord_Event) isSnapshotRecord_Kind() {}
+
+func (*SnapshotRecord_Consumer) isSnapshotRecord_Kind() {}
 
 func (*SnapshotRecord_Tail) isSnapshotRecord_Kind() {}
 
@@ -491,7 +507,7 @@ var File_snapshot_proto protoreflect.FileDescriptor
 
 const file_snapshot_proto_rawDesc = "" +
 	"\n" +
-	"\x0esnapshot.proto\x12\tgabion.v1\x1a\rcommand.proto\x1a\robjects.proto\"\x90\x03\n" +
+	"\x0esnapshot.proto\x12\tgabion.v1\x1a\rcommand.proto\x1a\robjects.proto\"\xc3\x03\n" +
 	"\x0eSnapshotRecord\x12-\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.gabion.v1.SnapshotHeadH\x00R\x04head\x12%\n" +
 	"\x04node\x18\x02 \x01(\v2\x0f.gabion.v1.NodeH\x00R\x04node\x12%\n" +
@@ -499,7 +515,8 @@ const file_snapshot_proto_rawDesc = "" +
 	"\x06volume\x18\x04 \x01(\v2\x19.gabion.v1.SnapshotVolumeH\x00R\x06volume\x12-\n" +
 	"\x04runs\x18\x05 \x01(\v2\x17.gabion.v1.SnapshotRunsH\x00R\x04runs\x12<\n" +
 	"\ttombstone\x18\x06 \x01(\v2\x1c.gabion.v1.SnapshotTombstoneH\x00R\ttombstone\x12(\n" +
-	"\x05event\x18\a \x01(\v2\x10.gabion.v1.EventH\x00R\x05event\x12-\n" +
+	"\x05event\x18\a \x01(\v2\x10.gabion.v1.EventH\x00R\x05event\x121\n" +
+	"\bconsumer\x18\b \x01(\v2\x13.gabion.v1.ConsumerH\x00R\bconsumer\x12-\n" +
 	"\x04tail\x18\x0f \x01(\v2\x17.gabion.v1.SnapshotTailH\x00R\x04tailB\x06\n" +
 	"\x04kind\"\x81\x01\n" +
 	"\fSnapshotHead\x12\x14\n" +
@@ -544,11 +561,12 @@ var file_snapshot_proto_goTypes = []any{
 	(*Node)(nil),              // 6: gabion.v1.Node
 	(*Disk)(nil),              // 7: gabion.v1.Disk
 	(*Event)(nil),             // 8: gabion.v1.Event
-	(*InitCluster)(nil),       // 9: gabion.v1.InitCluster
-	(*Volume)(nil),            // 10: gabion.v1.Volume
-	(*Grant)(nil),             // 11: gabion.v1.Grant
-	(*Member)(nil),            // 12: gabion.v1.Member
-	(*Attachment)(nil),        // 13: gabion.v1.Attachment
+	(*Consumer)(nil),          // 9: gabion.v1.Consumer
+	(*InitCluster)(nil),       // 10: gabion.v1.InitCluster
+	(*Volume)(nil),            // 11: gabion.v1.Volume
+	(*Grant)(nil),             // 12: gabion.v1.Grant
+	(*Member)(nil),            // 13: gabion.v1.Member
+	(*Attachment)(nil),        // 14: gabion.v1.Attachment
 }
 var file_snapshot_proto_depIdxs = []int32{
 	1,  // 0: gabion.v1.SnapshotRecord.head:type_name -> gabion.v1.SnapshotHead
@@ -558,17 +576,18 @@ var file_snapshot_proto_depIdxs = []int32{
 	3,  // 4: gabion.v1.SnapshotRecord.runs:type_name -> gabion.v1.SnapshotRuns
 	4,  // 5: gabion.v1.SnapshotRecord.tombstone:type_name -> gabion.v1.SnapshotTombstone
 	8,  // 6: gabion.v1.SnapshotRecord.event:type_name -> gabion.v1.Event
-	5,  // 7: gabion.v1.SnapshotRecord.tail:type_name -> gabion.v1.SnapshotTail
-	9,  // 8: gabion.v1.SnapshotHead.cluster:type_name -> gabion.v1.InitCluster
-	10, // 9: gabion.v1.SnapshotVolume.volume:type_name -> gabion.v1.Volume
-	11, // 10: gabion.v1.SnapshotVolume.grant:type_name -> gabion.v1.Grant
-	12, // 11: gabion.v1.SnapshotVolume.members:type_name -> gabion.v1.Member
-	13, // 12: gabion.v1.SnapshotVolume.attachments:type_name -> gabion.v1.Attachment
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 7: gabion.v1.SnapshotRecord.consumer:type_name -> gabion.v1.Consumer
+	5,  // 8: gabion.v1.SnapshotRecord.tail:type_name -> gabion.v1.SnapshotTail
+	10, // 9: gabion.v1.SnapshotHead.cluster:type_name -> gabion.v1.InitCluster
+	11, // 10: gabion.v1.SnapshotVolume.volume:type_name -> gabion.v1.Volume
+	12, // 11: gabion.v1.SnapshotVolume.grant:type_name -> gabion.v1.Grant
+	13, // 12: gabion.v1.SnapshotVolume.members:type_name -> gabion.v1.Member
+	14, // 13: gabion.v1.SnapshotVolume.attachments:type_name -> gabion.v1.Attachment
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_snapshot_proto_init() }
@@ -586,6 +605,7 @@ func file_snapshot_proto_init() {
 		(*SnapshotRecord_Runs)(nil),
 		(*SnapshotRecord_Tombstone)(nil),
 		(*SnapshotRecord_Event)(nil),
+		(*SnapshotRecord_Consumer)(nil),
 		(*SnapshotRecord_Tail)(nil),
 	}
 	type x struct{}
