@@ -1,0 +1,4 @@
+package mount
+
+// Linux is the host.
+type Linux struct{}
