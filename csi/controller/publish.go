@@ -1,0 +1,114 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/gabion-storage/gabion/csi/driver"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// ControllerPublishVolume implements the Controller service: it gives the node
+// the right to the volume, which storage itself enforces.
+func (c *Controller) ControllerPublishVolume(ctx context.Context, in *csispec.ControllerPublishVolumeRequest) (*csispec.ControllerPublishVolumeResponse, error) {
+	id, err := parseID(in.GetVolumeId())
+	switch {
+	case err != nil:
+		return nil, err
+	case in.GetNodeId() == "":
+		return nil, fmt.Errorf("%w: the request names no node: node_id is empty", block.ErrInvalid)
+	case in.GetVolumeCapability() == nil:
+		return nil, fmt.Errorf("%w: the request has no volume capability", block.ErrInvalid)
+	}
+	mode, err := supported(in.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.volumes.Consumer(ctx, in.GetNodeId()); err != nil {
+		return nil, err
+	}
+	readOnly := in.GetReadonly() || mode.reads
+	if readOnly && mode.single { // the service lets several nodes read
+		if err := c.free(ctx, id, in.GetNodeId()); err != nil {
+			return nil, err
+		}
+	}
+	a, err := c.volumes.Attach(ctx, id, in.GetNodeId(), readOnly)
+	if err != nil {
+		return nil, err
+	}
+	return &csispec.ControllerPublishVolumeResponse{PublishContext: map[string]string{driver.AttachmentKey: a.ID.String()}}, nil
+}
+
+// free returns ErrInUse if another node has the volume.
+func (c *Controller) free(ctx context.Context, id block.VolumeID, node string) error {
+	v, err := c.volumes.VolumeByID(ctx, id)
+	if err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(v.Nodes, func(n string) bool { return n != node }); i >= 0 {
+		return fmt.Errorf("%w: volume %s is published to node %s; this access mode is for one node at a time: unpublish it there first",
+			block.ErrInUse, v.Name, v.Nodes[i])
+	}
+	return nil
+}
+
+// ControllerUnpublishVolume implements the Controller service. It answers when
+// nothing of the node can reach the volume any more. A volume, a node or a pair
+// that is not there is unpublished. No node means all of them.
+func (c *Controller) ControllerUnpublishVolume(ctx context.Context, in *csispec.ControllerUnpublishVolumeRequest) (*csispec.ControllerUnpublishVolumeResponse, error) {
+	id, err := parseID(in.GetVolumeId())
+	if err == nil {
+		err = c.volumes.Detach(ctx, id, in.GetNodeId())
+	}
+	if err != nil && !errors.Is(err, block.ErrNotFound) {
+		return nil, err
+	}
+	return &csispec.ControllerUnpublishVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities implements the Controller service.
+func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, in *csispec.ValidateVolumeCapabilitiesRequest) (*csispec.ValidateVolumeCapabilitiesResponse, error) {
+	id, err := parseID(in.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if len(in.GetVolumeCapabilities()) == 0 {
+		return nil, allSupported(nil)
+	}
+	v, err := c.volumes.VolumeByID(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := valid(v, in); err != nil {
+		return &csispec.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+	}
+	return &csispec.ValidateVolumeCapabilitiesResponse{Confirmed: &csispec.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext: in.GetVolumeContext(), VolumeCapabilities: in.GetVolumeCapabilities(), Parameters: in.GetParameters(),
+	}}, nil
+}
+
+// valid says why a volume is not what the request describes.
+func valid(v Volume, in *csispec.ValidateVolumeCapabilitiesRequest) error {
+	if err := allSupported(in.GetVolumeCapabilities()); err != nil {
+		return err
+	}
+	p, err := parse(in.GetParameters())
+	if err != nil {
+		return err
+	}
+	if err := p.agree(in.GetVolumeCapabilities()); err != nil {
+		return err
+	}
+	if len(in.GetMutableParameters()) > 0 {
+		return fmt.Errorf("%w: this version has no mutable parameters", block.ErrInvalid)
+	}
+	if d := p.policy.differs(v.Policy); d != "" {
+		return fmt.Errorf("%w: of volume %s, %s", block.ErrPrecondition, v.Name, d)
+	}
+	return nil
+}
