@@ -1,6 +1,17 @@
 package mount
 
-import "strings"
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
 
 // Entry is one mount.
 type Entry struct {
@@ -21,19 +32,18 @@ const deleted = "//deleted"
 // Orphaned reports whether what is mounted has been deleted: for a device node that the device is gone.
 func (e Entry) Orphaned() bool { return strings.HasSuffix(e.Root, deleted) }
 
-// Table is a mount table in the order of mounting.
+// Table is a mount table.
 type Table []Entry
 
-// At returns the topmost mount at a path: the one that no other stands on.
+// At returns the topmost mount at a path: the one that no other there stands on.
 func (t Table) At(point string) (Entry, bool) {
-	var top Entry
-	var found bool
 	for _, e := range t {
-		if e.Point == point && (!found || e.Parent == top.ID || top.Parent != e.ID) {
-			top, found = e, true
+		covered := func(o Entry) bool { return o.Point == point && o.Parent == e.ID && o.ID != e.ID }
+		if e.Point == point && !slices.ContainsFunc(t, covered) {
+			return e, true
 		}
 	}
-	return top, found
+	return Entry{}, false
 }
 
 // FileSystemOf returns the mounts of the file system on a device.
@@ -46,7 +56,8 @@ func (t Table) FileSystemOf(n Number) (list Table) {
 	return list
 }
 
-// NodesOf returns the mounts of a device's node.
+// NodesOf returns the mounts of a device's node. Those whose device has gone
+// are left out: another one may have its number now.
 func (t Table) NodesOf(n Number) (list Table) {
 	for _, e := range t {
 		if e.Node == n && !e.Orphaned() {
@@ -54,4 +65,66 @@ func (t Table) NodesOf(n Number) (list Table) {
 		}
 	}
 	return list
+}
+
+// Points are where the mounts are.
+func (t Table) Points() (list []string) {
+	for _, e := range t {
+		list = append(list, e.Point)
+	}
+	return list
+}
+
+// Table reads the mount table of the calling thread's mount namespace. It looks
+// up no path except of what stands for a device node.
+func (l *Linux) Table() (Table, error) {
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: mount table: %w", block.ErrIO, err)
+	}
+	table := make(Table, 0, len(infos))
+	for _, i := range infos {
+		table = append(table, entry(i))
+	}
+	return table, nil
+}
+
+func entry(i *mountinfo.Info) Entry {
+	e := Entry{
+		ID: i.ID, Parent: i.Parent,
+		Number: Number{Major: uint32(i.Major), Minor: uint32(i.Minor)},
+		Root:   i.Root, Point: i.Mountpoint, Type: i.FSType, Source: i.Source,
+		ReadOnly:      slices.Contains(strings.Split(i.Options, ","), "ro"),
+		SuperReadOnly: slices.Contains(strings.Split(i.VFSOptions, ","), "ro"),
+	}
+	// Device nodes are in file systems that live in memory: to look there never waits.
+	if e.Root != "/" && (e.Type == "devtmpfs" || e.Type == "tmpfs") {
+		var st unix.Stat_t
+		if unix.Lstat(e.Point, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK {
+			e.Node = number(st.Rdev)
+		}
+	}
+	return e
+}
+
+func number(dev uint64) Number { return Number{Major: unix.Major(dev), Minor: unix.Minor(dev)} }
+
+// Resolve returns path as the mount table spells it: the links of its parent
+// resolved, the last part left as it is, for that may be a mount whose device is gone.
+func (l *Linux) Resolve(path string) (string, error) {
+	if !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+		return "", fmt.Errorf("%w: path %.200q: it must be absolute", block.ErrInvalid, path)
+	}
+	path = filepath.Clean(path)
+	if path == "/" {
+		return "", fmt.Errorf("%w: path /: nothing is mounted there", block.ErrInvalid)
+	}
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	switch {
+	case os.IsNotExist(err):
+		return "", fmt.Errorf("%w: directory %s", block.ErrNotFound, filepath.Dir(path))
+	case err != nil:
+		return "", fmt.Errorf("%w: directory %s: %w", block.ErrIO, filepath.Dir(path), err)
+	}
+	return filepath.Join(parent, filepath.Base(path)), nil
 }

@@ -1,0 +1,113 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// Format makes a file system; it is durable on return. What the device held
+// is lost.
+func (l *Linux) Format(f Format) error {
+	tool, args := "mkfs.ext4", []string{"-q", "-F", "-b", "4096", "-m", "0"}
+	switch {
+	case f.Type == Ext4 && f.Blank:
+		args = append(args, "-E", ext4Layout+",nodiscard,assume_storage_prezeroed=1")
+	case f.Type == Ext4:
+		args = append(args, "-E", ext4Layout+",discard")
+	case f.Type == XFS && f.Blank:
+		tool, args = "mkfs.xfs", []string{"-q", "-f", "-K"}
+	case f.Type == XFS:
+		tool, args = "mkfs.xfs", []string{"-q", "-f"}
+	default:
+		return fmt.Errorf("%w: file system %.40q", block.ErrInvalid, f.Type)
+	}
+	o, err := run(tool, append(args, f.Device)...)
+	if err != nil {
+		return err
+	}
+	if o.code != 0 {
+		return fmt.Errorf("%w: %s %s: %s (exit code %d)", block.ErrIO, tool, f.Device, o.text, o.code)
+	}
+	return syncDevice(f.Device)
+}
+
+// ext4Layout keeps what mkfs writes together and short: see the package's documentation.
+const ext4Layout = "packed_meta_blocks=1,lazy_itable_init=1,lazy_journal_init=1"
+
+func syncDevice(device string) error {
+	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer f.Close()
+		err = f.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: device %s: %w", block.ErrIO, device, err)
+	}
+	return nil
+}
+
+// Check repairs what can be repaired without a question. XFS repairs itself
+// when it is mounted, by its log, which nothing here ever clears.
+func (l *Linux) Check(device string, t FS) error {
+	if t != Ext4 {
+		return nil
+	}
+	const corrected, left, refused = 1 | 2, 4, 8
+	o, err := run("e2fsck", "-p", device)
+	switch {
+	case err != nil:
+		return err
+	case o.code&^corrected == 0:
+		return nil
+	case o.code&left != 0:
+		return fmt.Errorf("%w: %s has faults that cannot be repaired without a person: attach the volume elsewhere and run e2fsck: %s",
+			block.ErrCorrupt, device, o.text)
+	case o.code&refused != 0:
+		return fmt.Errorf("%w: e2fsck could not work on %s: %s", block.ErrIO, device, o.text)
+	}
+	return fmt.Errorf("%w: e2fsck %s: %s (exit code %d)", block.ErrIO, device, o.text, o.code)
+}
+
+// Grow makes a mounted file system as large as its device: ext4 by the device,
+// XFS by the mount point, as each tool wants it. It has nothing to do if it is that large.
+func (l *Linux) Grow(device, point string, t FS) error {
+	tool, args := "resize2fs", []string{device}
+	if t == XFS {
+		tool, args = "xfs_growfs", []string{"-d", point}
+	}
+	o, err := run(tool, args...)
+	if err != nil {
+		return err
+	}
+	if o.code != 0 {
+		return fmt.Errorf("%w: %s %s: %s (exit code %d)", block.ErrIO, tool, args[len(args)-1], o.text, o.code)
+	}
+	return nil
+}
+
+// Usage asks a mounted file system how full it is. It may wait for ever.
+func (l *Linux) Usage(point string) (Usage, error) {
+	var s unix.Statfs_t
+	for {
+		err := unix.Statfs(point, &s)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return Usage{}, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+		}
+	}
+	unit := s.Frsize
+	if unit == 0 {
+		unit = s.Bsize
+	}
+	return Usage{
+		Total: int64(s.Blocks) * unit, Used: int64(s.Blocks-s.Bfree) * unit, Available: int64(s.Bavail) * unit,
+		Inodes: int64(s.Files), InodesUsed: int64(s.Files - s.Ffree), InodesAvail: int64(s.Ffree),
+	}, nil
+}
