@@ -64,7 +64,7 @@ func (s *server) listen(context.Context) (err error) {
 	if err := raft.Close(); err != nil || s.nbdSocket == "" {
 		return err
 	}
-	s.listeners.socket, err = daemon.ListenUnix(s.nbdSocket)
+	s.listeners.socket, err = daemon.ListenUnix(s.nbdSocket, "--nbd-socket")
 	return err
 }
 

@@ -46,22 +46,22 @@ const maxSocketPath = 107
 
 // ListenUnix binds a UNIX socket at path, which is absolute. A dead socket there
 // is replaced; a socket somebody serves is ErrInUse; anything else at the path
-// is refused and left alone. Closing the listener removes the path only while
+// is refused and left alone. flag is what an operator would change. Closing the listener removes the path only while
 // it is still this listener's.
 //
 // Two servers that start at once cannot both find the same dead socket: looking
 // and binding happen under a lock on the directory.
-func ListenUnix(path string) (net.Listener, error) {
+func ListenUnix(path, flag string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("%w: socket path %s has %d bytes, the system takes %d: choose a shorter one with --nbd-socket",
-			block.ErrInvalid, path, len(path), maxSocketPath)
+		return nil, fmt.Errorf("%w: socket path %s has %d bytes, the system takes %d: choose a shorter one with %s",
+			block.ErrInvalid, path, len(path), maxSocketPath, flag)
 	}
-	unlock, err := lockDirectory(filepath.Dir(path))
+	unlock, err := lockDirectory(filepath.Dir(path), flag)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if err := removeDeadSocket(path); err != nil {
+	if err := removeDeadSocket(path, flag); err != nil {
 		return nil, err
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -76,7 +76,7 @@ func ListenUnix(path string) (net.Listener, error) {
 	return &unixListener{UnixListener: l, path: path, own: own}, nil
 }
 
-func removeDeadSocket(path string) error {
+func removeDeadSocket(path, flag string) error {
 	found, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -85,15 +85,15 @@ func removeDeadSocket(path string) error {
 		return fmt.Errorf("%w: looking at socket path %s: %v", block.ErrUnavailable, path, err)
 	}
 	if found.Mode().Type() != os.ModeSocket {
-		return fmt.Errorf("%w: %s exists and is not a socket (%s): move it away, or choose another path with --nbd-socket",
-			block.ErrExists, path, found.Mode())
+		return fmt.Errorf("%w: %s exists and is not a socket (%s): move it away, or choose another path with %s",
+			block.ErrExists, path, found.Mode(), flag)
 	}
 	c, err := net.Dial("unix", path)
 	if err == nil {
 		_ = c.Close()
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) { // a full backlog (EAGAIN) is a living server too
-		return fmt.Errorf("%w: another server serves socket %s: end it, or choose another path with --nbd-socket", block.ErrInUse, path)
+		return fmt.Errorf("%w: another server serves socket %s: end it, or choose another path with %s", block.ErrInUse, path, flag)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("%w: removing dead socket %s: %v", block.ErrUnavailable, path, err)
@@ -116,7 +116,7 @@ func (l *unixListener) Close() error {
 }
 
 func (l *unixListener) remove() {
-	unlock, err := lockDirectory(filepath.Dir(l.path))
+	unlock, err := lockDirectory(filepath.Dir(l.path), "")
 	if err != nil {
 		return // nobody can say whose it is; the next server finds it dead
 	}
@@ -128,10 +128,10 @@ func (l *unixListener) remove() {
 
 // lockDirectory waits for the exclusive lock of a directory; it is held for
 // moments only, and ends with the process.
-func lockDirectory(dir string) (unlock func(), err error) {
+func lockDirectory(dir, flag string) (unlock func(), err error) {
 	d, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the directory of the socket: %v: create it, or choose another path with --nbd-socket", block.ErrNotFound, err)
+		return nil, fmt.Errorf("%w: the directory of the socket: %v: create it, or choose another path with %s", block.ErrNotFound, err, flag)
 	}
 	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: locking %s: %v", block.ErrUnavailable, dir, err), d.Close())

@@ -53,7 +53,7 @@ func TestB145StaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nbd.sock")
 	must := func(what string) net.Listener {
 		t.Helper()
-		l, err := ListenUnix(path)
+		l, err := ListenUnix(path, "--nbd-socket")
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -62,7 +62,7 @@ func TestB145StaleSocket(t *testing.T) {
 
 	deadSocket(t, path)
 	first := must("over a dead socket")
-	if _, err := ListenUnix(path); !errors.Is(err, block.ErrInUse) || !strings.Contains(err.Error(), path) {
+	if _, err := ListenUnix(path, "--nbd-socket"); !errors.Is(err, block.ErrInUse) || !strings.Contains(err.Error(), path) {
 		t.Errorf("over a live socket: %v", err)
 	}
 	if c, err := net.Dial("unix", path); err != nil {
@@ -92,7 +92,7 @@ func TestB145StaleSocket(t *testing.T) {
 		if err := make(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ListenUnix(path); !errors.Is(err, block.ErrExists) {
+		if _, err := ListenUnix(path, "--nbd-socket"); !errors.Is(err, block.ErrExists) {
 			t.Errorf("%s: got %v", name, err)
 		}
 		if _, err := os.Lstat(path); err != nil {
@@ -100,10 +100,10 @@ func TestB145StaleSocket(t *testing.T) {
 		}
 		os.Remove(path)
 	}
-	if _, err := ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 120))); !errors.Is(err, block.ErrInvalid) {
+	if _, err := ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 120)), "--nbd-socket"); !errors.Is(err, block.ErrInvalid) {
 		t.Errorf("a long path: %v", err)
 	}
-	if _, err := ListenUnix(filepath.Join(t.TempDir(), "no", "nbd.sock")); !errors.Is(err, block.ErrNotFound) {
+	if _, err := ListenUnix(filepath.Join(t.TempDir(), "no", "nbd.sock"), "--nbd-socket"); !errors.Is(err, block.ErrNotFound) {
 		t.Errorf("no directory: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestB145RaceForDeadSocket(t *testing.T) {
 		won := make(chan net.Listener, 8)
 		for range cap(won) {
 			wg.Go(func() {
-				if l, err := ListenUnix(path); err == nil {
+				if l, err := ListenUnix(path, "--nbd-socket"); err == nil {
 					won <- l
 				} else if !errors.Is(err, block.ErrInUse) {
 					t.Error(err)
