@@ -1,0 +1,92 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	pokeSize  = 4096
+	pokeTries = 8
+	pokeLook  = 5 * time.Millisecond
+)
+
+// Poke implements Kernel.
+//
+// The page is read ahead and looked for in the cache, not read: a process that
+// waits for a device's read cannot be killed, and a node plugin that cannot be
+// killed cannot be replaced by one that would bring the device's server back.
+func (l *Linux) Poke(ctx context.Context, index int, size int64) error {
+	fd, err := l.open(ctx, index, 0)
+	if err != nil {
+		return fmt.Errorf("opening nbd%d: %w", index, refused(err))
+	}
+	// Closing waits for the page if nobody else has the device open.
+	done := make(chan error, 1)
+	go func() {
+		defer unix.Close(fd)
+		done <- poke(ctx, fd, size)
+	}()
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: nbd%d does not answer: %w", block.ErrUnavailable, index, err)
+	}
+	return nil
+}
+
+func poke(ctx context.Context, fd int, size int64) error {
+	off, err := askPage(fd, size)
+	if err != nil {
+		return err
+	}
+	t := time.NewTicker(pokeLook)
+	defer t.Stop()
+	for {
+		switch err := cached(fd, off); {
+		case err == nil:
+			_ = unix.Fadvise(fd, off, pokeSize, unix.FADV_DONTNEED) // leave the cache as it was
+			return nil
+		case !errors.Is(err, unix.EAGAIN):
+			return err
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// askPage has a page read that was not in the cache, and returns its offset.
+func askPage(fd int, size int64) (int64, error) {
+	pages := size / pokeSize
+	if pages == 0 {
+		return 0, fmt.Errorf("%w: a device of %d bytes", block.ErrUnsupported, size)
+	}
+	for range pokeTries {
+		off := rand.Int64N(pages) * pokeSize
+		_ = unix.Fadvise(fd, off, pokeSize, unix.FADV_DONTNEED)
+		if cached(fd, off) == nil { // in use
+			continue
+		}
+		return off, unix.Fadvise(fd, off, pokeSize, unix.FADV_WILLNEED)
+	}
+	return 0, fmt.Errorf("%w: all pages are in use", block.ErrUnsupported)
+}
+
+// cached reads a byte if that needs no I/O; EAGAIN if it does.
+func cached(fd int, off int64) error {
+	var p [1]byte
+	_, err := unix.Preadv2(fd, [][]byte{p[:]}, off, unix.RWF_NOWAIT)
+	return err
+}
