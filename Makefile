@@ -3,7 +3,7 @@
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test unit interop cluster sim soak fuzz bench check lint generate clean
+.PHONY: help setup build demo test unit interop cluster vm sim soak fuzz bench check lint generate clean
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -14,6 +14,10 @@ BINARY  := bin/gabion
 SEED     ?= 0
 RUNS     ?= 500
 FUZZTIME ?= 30s
+# The VM tier: a series of Debian cloud kernels or latest (default both), a scenario by name (default all), the longer rounds.
+KERNEL   ?= 6.1,latest
+SCENARIO ?=
+LONG     ?=
 # Rounds of the benchmark, and what else the harness is told (see `go run ./bench/harness -h`).
 ROUNDS ?= 5
 BENCH  ?=
@@ -44,6 +48,9 @@ interop: setup build ## foreign NBD clients against a real server
 
 cluster: setup build ## real processes: kills, full disks, strangers, memory, sizes
 	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/cluster
+
+vm: setup ## scenarios on real kernels, in VMs: KERNEL=6.1 SCENARIO=name LONG=1
+	$(GO) run ./test/vm/run -kernel '$(KERNEL)' -scenario '$(SCENARIO)' $(if $(LONG),-long)
 
 sim: ## the simulator: random schedules; SEED=n repeats one
 	$(GO) test -count=1 -timeout 30m ./test/sim -run TestRandom -seed $(SEED) -runs $(RUNS)

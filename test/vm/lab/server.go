@@ -1,0 +1,181 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Gabion is the binary under test.
+const Gabion = "/gabion/bin/gabion"
+
+// patience is how long a process may take to become ready under emulation.
+const patience = 60 * time.Second
+
+// Server is a `gabion server` in the storage namespace, or the place where one was. It starts again on the same data.
+type Server struct {
+	t     *T
+	Addr  string   // where it listens: AddrA or AddrB
+	Flags []string // added to the command line at the next start
+	Disk  string   // directory of its disk
+	dir   string
+	proc  *Process
+}
+
+// Server starts a fresh server at AddrA and waits until it is ready.
+func (t *T) Server(flags ...string) *Server {
+	s := t.NewServer(flags...)
+	s.Start()
+	return s
+}
+
+// NewServer lays out a server without starting it. Its data lies in the scenario's directory, so that after a power cut
+// the same call finds it again.
+func (t *T) NewServer(flags ...string) *Server {
+	t.Net()
+	s := &Server{t: t, Addr: AddrA, Flags: flags, dir: filepath.Join(t.Dir, "server")}
+	s.Disk = filepath.Join(s.dir, "disk")
+	for _, d := range []string{filepath.Join(s.dir, "data"), s.Disk} {
+		t.Check(os.MkdirAll(d, 0o700), "laying out the server")
+	}
+	return s
+}
+
+// Args is the server's command line.
+func (s *Server) Args() []string {
+	return append([]string{Gabion, "server", "--node", "s1", "--rack", "r1", "--bootstrap", "--insecure",
+		"--data", filepath.Join(s.dir, "data"), "--disk", s.Disk, "--listen", s.Addr, "--fault-injection",
+		"--log-format", "text"}, s.Flags...)
+}
+
+// Start runs the process and waits until it is ready to serve.
+func (s *Server) Start() {
+	s.Launch()
+	s.WaitReady()
+}
+
+// Launch runs the process and does not wait.
+func (s *Server) Launch() {
+	s.proc = s.t.Start(Spec{Name: "server", NS: storageNS, Args: s.Args()})
+}
+
+// WaitReady waits until the server says that it is ready.
+func (s *Server) WaitReady() {
+	began := time.Now()
+	for {
+		if status, _, err := s.HTTP(http.MethodGet, "/readyz", ""); err == nil && status == http.StatusOK {
+			return
+		}
+		if !s.proc.Running() {
+			s.t.Fatalf("the server ended: %v", s.proc.Err())
+		}
+		if time.Since(began) > patience {
+			s.t.Fatalf("the server is not ready within %v", patience)
+		}
+		s.t.Pause(20 * time.Millisecond)
+	}
+}
+
+// Process is the present process, for Kill, Freeze, Thaw and Terminate.
+func (s *Server) Process() *Process { return s.proc }
+
+// Kill ends the process by SIGKILL.
+func (s *Server) Kill() { s.proc.Kill() }
+
+// Restart kills the process if it runs and starts it again at addr.
+func (s *Server) Restart(addr string) {
+	s.proc.Kill()
+	s.Addr = addr
+	s.Start()
+}
+
+// HTTP asks the server's HTTP port, past whatever is dropped on the wire.
+func (s *Server) HTTP(method, path, body string) (int, string, error) {
+	ctx, cancel := context.WithTimeout(s.t.ctx, 10*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+s.Addr+":7480"+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	r.Close = true
+	client := http.Client{Transport: &http.Transport{DialContext: dialIn(storageNS), DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	b, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(b), err
+}
+
+// Metadata is the address of the metadata service.
+func (s *Server) Metadata() string { return s.Addr + ":7400" }
+
+// CLI runs `gabion args…` beside the server, past whatever is dropped on the wire; a failure ends the scenario.
+func (s *Server) CLI(args ...string) string {
+	out, err := s.TryCLI(args...)
+	s.t.Check(err, "gabion %s", strings.Join(args, " "))
+	return out
+}
+
+// TryCLI is CLI for commands that may fail.
+func (s *Server) TryCLI(args ...string) (string, error) {
+	return run(s.t.ctx, "nsenter", append([]string{"--net=/run/netns/" + storageNS, "--", Gabion, "--server", s.Metadata()}, args...)...)
+}
+
+// Volume makes a volume of one copy.
+func (s *Server) Volume(name, size string, flags ...string) {
+	s.CLI(append([]string{"volume", "create", name, "--size", size, "--replicas", "1"}, flags...)...)
+}
+
+// Attach gives a node the right to connect and returns the export's URI.
+func (s *Server) Attach(name, node string) string {
+	for _, word := range strings.Fields(s.CLI("attach", name, "--node", node)) {
+		if strings.HasPrefix(word, "nbd://") {
+			return word
+		}
+	}
+	s.t.Fatalf("gabion attach %s printed no nbd:// URI", name)
+	return ""
+}
+
+// Used is what the server's disk holds, in bytes.
+func (s *Server) Used() int64 {
+	var n int64
+	err := filepath.WalkDir(s.Disk, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(path, &st); err != nil {
+			return err
+		}
+		n += st.Blocks * 512
+		return nil
+	})
+	s.t.Check(err, "the server's disk")
+	return n
+}
+
+// dialIn dials from a network namespace.
+func dialIn(ns string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var c net.Conn
+		err := inNamespace(ns, func() (err error) {
+			var d net.Dialer
+			c, err = d.DialContext(ctx, network, addr)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("from %s: %w", ns, err)
+		}
+		return c, nil
+	}
+}

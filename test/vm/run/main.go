@@ -1,0 +1,177 @@
+// Command run runs scenarios in a VM: `make vm`, or
+//
+//	go run ./test/vm/run -kernel 6.1 -scenario 'load/.*' -v
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/gabion-storage/gabion/test/vm/host"
+	"github.com/gabion-storage/gabion/test/vm/lab"
+	"github.com/gabion-storage/gabion/test/vm/scenario"
+)
+
+type options struct {
+	kernels  string
+	scenario string
+	long     bool
+	verbose  bool
+	list     bool
+	binary   string
+	cache    string
+	append   string
+	cpus     int
+	keep     string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.kernels, "kernel", "6.1,latest", "series of Debian cloud kernels, or latest; several with commas")
+	flag.StringVar(&o.scenario, "scenario", "", "regular expression of whole names; default: all")
+	flag.BoolVar(&o.long, "long", false, "longer rounds, and the scenarios that are only for them")
+	flag.BoolVar(&o.verbose, "v", false, "print what scenarios log as they go")
+	flag.BoolVar(&o.list, "list", false, "list the scenarios and end")
+	flag.StringVar(&o.binary, "binary", os.Getenv("GABION_BINARY"), "static gabion binary to test; default: built from the tree")
+	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
+	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
+	flag.IntVar(&o.cpus, "cpus", 2, "CPUs of the guest")
+	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := o.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(1)
+	}
+}
+
+func (o *options) run(ctx context.Context) error {
+	scenarios, err := o.choose()
+	if err != nil {
+		return err
+	}
+	if o.list {
+		for _, s := range scenarios {
+			fmt.Println(s.Name)
+		}
+		return nil
+	}
+	cache, err := host.OpenCache(o.cache, os.Stdout)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cache.Close() }()
+	root, err := cache.RootImage(ctx)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "gabion-vm-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binaries, err := o.build(ctx, dir)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for series := range strings.SplitSeq(o.kernels, ",") {
+		kernel, err := cache.FetchKernel(ctx, series)
+		if err != nil {
+			return err
+		}
+		machine, err := o.machine(ctx, dir, root, kernel, binaries)
+		if err != nil {
+			return err
+		}
+		suite := host.Suite{Machine: machine, Out: os.Stdout, Verbose: o.verbose, Long: o.long}
+		if err := suite.Run(ctx, scenarios); err != nil {
+			failed = errors.Join(failed, err, o.keepConsole(machine))
+		}
+	}
+	return failed
+}
+
+// choose are the scenarios that were asked for.
+func (o *options) choose() ([]lab.Scenario, error) {
+	re, err := regexp.Compile("^(?:" + o.scenario + ")$")
+	if err != nil {
+		return nil, err
+	}
+	chosen := slices.DeleteFunc(scenario.All(), func(s lab.Scenario) bool {
+		if o.scenario != "" {
+			return !re.MatchString(s.Name)
+		}
+		return s.Long && !o.long
+	})
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("SCENARIO=%s is the name of no scenario; -list lists them", o.scenario)
+	}
+	return chosen, nil
+}
+
+// build makes the static binaries of the guest.
+func (o *options) build(ctx context.Context, dir string) ([]string, error) {
+	_, file, _, _ := runtime.Caller(0)
+	tree := filepath.Join(filepath.Dir(file), "..", "..", "..")
+	gabion := filepath.Join(dir, "gabion")
+	guest := filepath.Join(dir, "guest")
+	wanted := map[string]string{guest: "./test/vm/guest"}
+	if o.binary == "" {
+		wanted[gabion] = "./cmd/gabion"
+	} else if err := os.Symlink(o.binary, gabion); err != nil {
+		return nil, err
+	}
+	for out, pkg := range wanted {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, pkg)
+		cmd.Dir, cmd.Stderr = tree, os.Stderr
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=amd64")
+		if err := cmd.Run(); err != nil {
+			return nil, fmt.Errorf("building %s: %w", pkg, err)
+		}
+	}
+	return []string{gabion, guest}, nil
+}
+
+// machine lays out the disks of one kernel's run.
+func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel, binaries []string) (*host.Machine, error) {
+	at := func(name string) string { return filepath.Join(dir, k.Release+"-"+name) }
+	m := &host.Machine{
+		Kernel: k, Root: root, Payload: at("payload.img"), Initrd: at("initrd"), Data: at("data.img"), Console: at("console.log"),
+		Append: o.append, CPUs: o.cpus,
+	}
+	if err := host.WritePayload(ctx, m.Payload, k, binaries...); err != nil {
+		return nil, err
+	}
+	if err := host.WriteInitrd(m.Initrd, k, binaries[1]); err != nil {
+		return nil, err
+	}
+	const dataSize = 16 << 30 // sparse
+	if err := os.WriteFile(m.Data, nil, 0o600); err != nil {
+		return nil, err
+	}
+	return m, os.Truncate(m.Data, dataSize)
+}
+
+func (o *options) keepConsole(m *host.Machine) error {
+	b, err := os.ReadFile(m.Console)
+	if err != nil {
+		return err
+	}
+	fmt.Println("vm: the console's output is in", o.keep)
+	if err := os.MkdirAll(filepath.Dir(o.keep), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(o.keep, b, 0o600)
+}
