@@ -61,7 +61,7 @@ func (t *T) Start(s Spec) *Process {
 // end kills the process if it is there, and tells its log if the scenario failed.
 func (p *Process) end() {
 	p.Kill()
-	if p.t.failed {
+	if p.t.Failed() {
 		for _, l := range tail(p.Log(), 40) {
 			p.t.Logf("%s: %s", p.name, l)
 		}

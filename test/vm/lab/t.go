@@ -72,6 +72,13 @@ func (t *T) Logf(format string, args ...any) { t.send(Logged, fmt.Sprintf(format
 // Figure prints a result: it is shown also when all is well.
 func (t *T) Figure(format string, args ...any) { t.send(Figure, fmt.Sprintf(format, args...)) }
 
+// Failed tells whether a failure was noted.
+func (t *T) Failed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.failed
+}
+
 // Errorf notes a failure and goes on.
 func (t *T) Errorf(format string, args ...any) {
 	t.mu.Lock()
@@ -175,11 +182,11 @@ func (t *T) Save(name string, v any) {
 	t.Check(errors.Join(d.Sync(), d.Close()), "saving %s", name)
 }
 
-// Load reads a value of an earlier boot.
-func (t *T) Load(name string, v any) {
+// Restore reads a value that an earlier boot saved.
+func (t *T) Restore(name string, v any) {
 	b, err := os.ReadFile(filepath.Join(t.Dir, name+".json"))
-	t.Check(err, "loading %s", name)
-	t.Check(json.Unmarshal(b, v), "loading %s", name)
+	t.Check(err, "restoring %s", name)
+	t.Check(json.Unmarshal(b, v), "restoring %s", name)
 }
 
 func (t *T) send(kind EventKind, text string) {
@@ -248,18 +255,18 @@ func (t *T) body() {
 		t.Scenario.Run(t)
 	}()
 	<-ended
-	if t.cut && !t.failed {
+	if t.cut && !t.Failed() {
 		return
 	}
-	if t.failed {
+	if t.Failed() {
 		t.blocked()
 	}
 	t.cleanup()
 	t.checkKernel()
-	if !t.failed {
+	if !t.Failed() {
 		t.checkResidue(before)
 	}
-	if t.failed {
+	if t.Failed() {
 		t.tellKernel()
 	} else if err := os.RemoveAll(t.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
