@@ -19,10 +19,18 @@ func (l *Linux) Format(f Format) error {
 		args = append(args, "-E", ext4Layout+",nodiscard,assume_storage_prezeroed=1")
 	case f.Type == Ext4:
 		args = append(args, "-E", ext4Layout+",discard")
-	case f.Type == XFS && f.Blank:
-		tool, args = "mkfs.xfs", []string{"-q", "-f", "-K"}
 	case f.Type == XFS:
+		b, err := l.Inspect(f.Device)
+		if err != nil {
+			return err
+		}
 		tool, args = "mkfs.xfs", []string{"-q", "-f"}
+		if b.Size >= xfsLargeLog {
+			args = append(args, "-l", xfsLog)
+		}
+		if f.Blank {
+			args = append(args, "-K")
+		}
 	default:
 		return fmt.Errorf("%w: file system %.40q", block.ErrInvalid, f.Type)
 	}
@@ -38,6 +46,13 @@ func (l *Linux) Format(f Format) error {
 
 // ext4Layout keeps what mkfs writes together and short: see the package's documentation.
 const ext4Layout = "packed_meta_blocks=1,lazy_itable_init=1,lazy_journal_init=1"
+
+// mkfs.xfs fills the log with zeros. From xfsLargeLog bytes on it would make it
+// larger than xfsLog, up to 2 GiB, which costs more than it gains.
+const (
+	xfsLargeLog = 512 << 30
+	xfsLog      = "size=256m"
+)
 
 func syncDevice(device string) error {
 	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -88,6 +103,22 @@ func (l *Linux) Grow(device, point string, t FS) error {
 		return fmt.Errorf("%w: %s %s: %s (exit code %d)", block.ErrIO, tool, args[len(args)-1], o.text, o.code)
 	}
 	return nil
+}
+
+// Writable begins and ends a change of a mounted file system. ErrReadOnly: it
+// takes none, because it is mounted read-only or has turned so after an error,
+// which newer kernels show nowhere else. It may wait for ever.
+func (l *Linux) Writable(point string) error {
+	f, err := os.OpenFile(point, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	switch {
+	case err == nil:
+		return f.Close()
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return nil
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w: %s", block.ErrReadOnly, point)
+	}
+	return fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
 }
 
 // Usage asks a mounted file system how full it is. It may wait for ever.

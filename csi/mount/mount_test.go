@@ -210,6 +210,7 @@ func TestB074BindComparesTheDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 		must(t, os.WriteFile(filepath.Join(staging, "f"), nil, 0o600))
+		refused(t, l.Writable(target), block.ErrReadOnly, target)
 		if e, _ := at(t, l, target); !e.ReadOnly || e.SuperReadOnly {
 			t.Fatalf("%+v", e)
 		}
@@ -305,7 +306,11 @@ func TestB078BrokenMountsAreUnmounted(t *testing.T) {
 			must(t, l.Mount(mount.FileSystem{Device: d.path, Type: fs}, point))
 			must(t, os.WriteFile(filepath.Join(point, "dirty"), make([]byte, MiB), 0o600))
 			must(t, l.BindFS(point, target, d.number(t, l), false))
+			must(t, l.Writable(point))
 			sh(t, "xfs_io", "-x", "-c", "shutdown", point)
+			if err := l.Writable(point); !errors.Is(err, block.ErrReadOnly) && !errors.Is(err, block.ErrIO) {
+				t.Fatalf("a file system that was shut down is writable: %v", err)
+			}
 			if fs == mount.XFS {
 				if _, err := os.Stat(target); err == nil {
 					t.Fatal("the file system still answers")

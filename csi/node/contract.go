@@ -109,6 +109,8 @@ type Mounter interface {
 	Check(device string, t mount.FS) error
 	// Grow makes a mounted file system as large as its device.
 	Grow(device, point string, t mount.FS) error
+	// Writable begins and ends a change of a mounted file system. ErrReadOnly, ErrIO: it takes none.
+	Writable(point string) error
 	// Usage asks a mounted file system.
 	Usage(point string) (mount.Usage, error)
 
