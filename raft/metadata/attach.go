@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -24,9 +25,14 @@ func (d *draft) attachVolume(c *metapb.AttachVolume) (*metapb.Attachment, error)
 	if err != nil {
 		return nil, err
 	}
-	// One consumer at a time, also for readers: what a second one may see of the first one's unflushed writes is not decided.
-	if len(v.attachments) > 0 {
-		return attached(v, a)
+	if has := v.attachedTo(a.Node); has != nil {
+		return again(v, has, a)
+	}
+	if err := d.mayShare(v, a); err != nil {
+		return nil, err
+	}
+	if err := d.mayTakeMore(a.Node); err != nil {
+		return nil, fmt.Errorf("volume %q: %w", v.Name, err)
 	}
 	if c.Version != 0 && c.Version != v.Version {
 		return nil, fmt.Errorf("%w: volume %q changed from version %d to %d since it was looked up",
@@ -35,11 +41,92 @@ func (d *draft) attachVolume(c *metapb.AttachVolume) (*metapb.Attachment, error)
 	digest := sha256.Sum256(a.Token)
 	a.TokenDigest, a.CreatedAt, a.Revoking = digest[:], d.time, false
 	next := v.changed()
-	next.attachments = []*metapb.Attachment{a}
-	d.attachments++
+	i, _ := slices.BinarySearchFunc(v.attachments, a.Node, byNode)
+	next.attachments = slices.Insert(slices.Clone(v.attachments), i, a)
+	d.countAttachment(a.Node, 1)
 	d.store(next)
 	d.emitVolume(Attached, next, a.Node, "volume %q was attached to node %q", v.Name, a.Node)
 	return a, nil
+}
+
+func byNode(a *metapb.Attachment, node string) int { return strings.Compare(a.Node, node) }
+
+// attachedTo is the attachment to a node, nil if there is none.
+func (v *volume) attachedTo(node string) *metapb.Attachment {
+	if i, ok := slices.BinarySearchFunc(v.attachments, node, byNode); ok {
+		return v.attachments[i]
+	}
+	return nil
+}
+
+// again is the outcome of an attach to a node that has the volume.
+func again(v *volume, has, want *metapb.Attachment) (*metapb.Attachment, error) {
+	switch {
+	case has.Revoking:
+		return nil, beingDetached(v, has)
+	case has.ReadOnly != want.ReadOnly:
+		return nil, fmt.Errorf("%w: volume %q is attached to node %q %s: detach it first to change that",
+			block.ErrExists, v.Name, has.Node, access(has))
+	}
+	return has, nil
+}
+
+// mayShare refuses an attachment beside those of other nodes, unless all of
+// them only read: what one may see of another's writes is not decided.
+func (d *draft) mayShare(v *volume, want *metapb.Attachment) error {
+	for _, has := range v.attachments {
+		switch {
+		case d.at >= levelConsumers && has.ReadOnly && want.ReadOnly:
+		case has.Revoking:
+			return beingDetached(v, has)
+		case has.ReadOnly || want.ReadOnly:
+			return fmt.Errorf("%w: volume %q is attached to node %q %s: detach it there first, or let all nodes only read it",
+				block.ErrInUse, v.Name, has.Node, access(has))
+		default:
+			return fmt.Errorf("%w: volume %q is attached to node %q: detach it there first", block.ErrInUse, v.Name, has.Node)
+		}
+	}
+	return nil
+}
+
+func beingDetached(v *volume, a *metapb.Attachment) error {
+	return fmt.Errorf("%w: volume %q is being detached from node %q: try again when that is done", block.ErrInUse, v.Name, a.Node)
+}
+
+// mayTakeMore refuses an attachment to a node that has all it takes.
+func (d *draft) mayTakeMore(node string) error {
+	most := maxVolumes(d.Consumer(node))
+	if d.at >= levelConsumers && int64(d.Load(node)) >= most {
+		return fmt.Errorf("%w: node %q takes %d volumes at a time and has them all: detach one there first, or use another node",
+			block.ErrNoSpace, node, most)
+	}
+	return nil
+}
+
+// countAttachment counts an attachment of a node that comes or goes.
+func (d *draft) countAttachment(node string, more int) {
+	d.attachments += more
+	if n := d.Load(node) + more; n > 0 {
+		d.loads = d.loads.Set(node, n)
+	} else {
+		d.loads = d.loads.Delete(node)
+	}
+}
+
+// nodesOf names the nodes of attachments, of which there is at least one.
+func nodesOf(list []*metapb.Attachment) string {
+	if len(list) == 1 {
+		return fmt.Sprintf("node %q", list[0].Node)
+	}
+	const most = 5
+	var names []string
+	for _, a := range list[:min(most, len(list))] {
+		names = append(names, fmt.Sprintf("%q", a.Node))
+	}
+	if more := len(list) - most; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return "nodes " + strings.Join(names, ", ")
 }
 
 func checkAttachment(a *metapb.Attachment) error {
@@ -53,21 +140,6 @@ func checkAttachment(a *metapb.Attachment) error {
 		return fmt.Errorf("%w: the token of attachment %s has %d bytes; it takes %d to %d", block.ErrInvalid, a.Id, n, minToken, maxToken)
 	}
 	return nil
-}
-
-// attached is the outcome of an attach to a volume that is attached already.
-func attached(v *volume, want *metapb.Attachment) (*metapb.Attachment, error) {
-	has := v.attachments[0]
-	switch {
-	case has.Revoking:
-		return nil, fmt.Errorf("%w: volume %q is being detached from node %q: try again when that is done", block.ErrInUse, v.Name, has.Node)
-	case has.Node != want.Node:
-		return nil, fmt.Errorf("%w: volume %q is attached to node %q: detach it there first", block.ErrInUse, v.Name, has.Node)
-	case has.ReadOnly != want.ReadOnly:
-		return nil, fmt.Errorf("%w: volume %q is attached to node %q %s: detach it first to change that",
-			block.ErrExists, v.Name, has.Node, access(has))
-	}
-	return has, nil
 }
 
 func access(a *metapb.Attachment) string {
@@ -118,7 +190,7 @@ func (v *volume) attachment(id string) int {
 func (d *draft) detach(v *volume, i int) {
 	node := v.attachments[i].Node
 	v.attachments = slices.Delete(slices.Clone(v.attachments), i, i+1)
-	d.attachments--
+	d.countAttachment(node, -1)
 	d.store(v)
 	d.emitVolume(Detached, v, node, "volume %q was detached from node %q", v.Name, node)
 }

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/benbjohnson/immutable"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
-	"github.com/gabion-storage/gabion/raft/placement"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -21,7 +21,7 @@ func Check(v *View) error {
 		}
 		return nil
 	}
-	for _, check := range []func(*View) error{checkCluster, checkDisks, checkVolumes, checkTombstones, checkEvents} {
+	for _, check := range []func(*View) error{checkCluster, checkDisks, checkVolumes, checkTombstones, checkConsumers, checkEvents} {
 		if err := check(v); err != nil {
 			return err
 		}
@@ -69,8 +69,7 @@ func checkVolumes(v *View) error {
 	if v.names.Len() != v.volumes.Len() {
 		return broken("%d volumes have %d names", v.volumes.Len(), v.names.Len())
 	}
-	var demand placement.Demand
-	attachments := 0
+	sums := draft{View: *emptyView()}
 	for id, vol := range entries(v.volumes) {
 		if named, ok := v.names.Get(vol.Name); !ok || named != id || vol.id != id || vol.Id != id.String() {
 			return broken("volume %s is not the one called %q", id, vol.Name)
@@ -83,11 +82,16 @@ func checkVolumes(v *View) error {
 				return err
 			}
 		}
-		demand[vol.Policy.Replicas] += vol.WantedSize
-		attachments += len(vol.attachments)
+		sums.promise(vol.Volume, vol.WantedSize)
+		for _, a := range vol.attachments {
+			sums.countAttachment(a.Node, 1)
+		}
 	}
-	if demand != v.demand || attachments != v.attachments {
-		return broken("demand is %v and not %v, or attachments are %d and not %d", demand, v.demand, attachments, v.attachments)
+	switch {
+	case sums.demand != v.demand || !sameTree(sums.pinned, v.pinned):
+		return broken("promised is %v and not %v", v.Promises(), sums.Promises())
+	case sums.attachments != v.attachments || !sameTree(sums.loads, v.loads):
+		return broken("attachments are %d and not %d, or not of these nodes", v.attachments, sums.attachments)
 	}
 	return nil
 }
@@ -104,8 +108,17 @@ func checkVolume(v *View, vol *volume) error {
 			return broken("volume %q: %v", vol.Name, err)
 		}
 	}
+	if vol.Rack != "" {
+		if err := ValidateRack(vol.Rack); err != nil {
+			return broken("volume %q: %v", vol.Name, err)
+		}
+	}
 	g := vol.grant
 	switch {
+	case vol.Format == metapb.Volume_FORMAT_UNSPECIFIED:
+		return broken("volume %q has no format", vol.Name)
+	case v.level < levelConsumers && (vol.Format != metapb.Volume_NONE || vol.Rack != ""):
+		return broken("volume %q has format %s and rack %q at level %d", vol.Name, vol.Format, vol.Rack, v.level)
 	case vol.Size > vol.WantedSize:
 		return broken("volume %q has %d bytes and wants only %d", vol.Name, vol.Size, vol.WantedSize)
 	case vol.Version == 0 || vol.CacheEpoch == 0:
@@ -118,15 +131,18 @@ func checkVolume(v *View, vol *volume) error {
 	return nil
 }
 
-func checkAttachments(_ *View, vol *volume) error {
-	if len(vol.attachments) > 1 {
-		return broken("volume %q has %d attachments", vol.Name, len(vol.attachments))
-	}
-	for _, a := range vol.attachments {
+func checkAttachments(v *View, vol *volume) error {
+	for i, a := range vol.attachments {
 		if err := checkAttachment(a); err != nil {
 			return broken("%v", err)
 		}
 		switch {
+		case i > 0 && vol.attachments[i-1].Node >= a.Node:
+			return broken("the attachments of volume %q are not in order at node %q", vol.Name, a.Node)
+		case len(vol.attachments) > 1 && (!a.ReadOnly || v.level < levelConsumers):
+			return broken("volume %q has %d attachments, and node %q writes", vol.Name, len(vol.attachments), a.Node)
+		case slices.ContainsFunc(vol.attachments[:i], func(o *metapb.Attachment) bool { return o.Id == a.Id }):
+			return broken("attachment %s of volume %q is there twice", a.Id, vol.Name)
 		case a.VolumeId != vol.Id:
 			return broken("attachment %s is of volume %s, stored with %s", a.Id, a.VolumeId, vol.Id)
 		case !digestMatches(a):
@@ -198,6 +214,28 @@ func checkTombstones(v *View) error {
 	return nil
 }
 
+func checkConsumers(v *View) error {
+	if v.level < levelFirst || v.level > Level || v.level < levelConsumers && v.consumers.Len() > 0 {
+		return broken("the state is at level %d, with %d consumers", v.level, v.consumers.Len())
+	}
+	for name, c := range entries(v.consumers) {
+		if err := checkConsumer(c); err != nil || c.Name != name {
+			return broken("consumer %q is stored as %q: %v", c.Name, name, err)
+		}
+	}
+	return nil
+}
+
+// sameTree reports whether two trees have the same entries.
+func sameTree[V comparable](a, b *immutable.SortedMap[string, V]) bool {
+	for k, v := range entries(a) {
+		if w, ok := b.Get(k); !ok || w != v {
+			return false
+		}
+	}
+	return a.Len() == b.Len()
+}
+
 func checkEvents(v *View) error {
 	if len(v.events.kept) > EventsKept {
 		return broken("%d events are kept", len(v.events.kept))
@@ -228,6 +266,14 @@ func CheckTransition(from, to *View) error {
 	if len(to.numbered) < len(from.numbered) || !slices.Equal(to.numbered[:len(from.numbered)], from.numbered) {
 		return broken("disks changed their numbers")
 	}
+	if to.level < from.level {
+		return broken("the level went from %d to %d", from.level, to.level)
+	}
+	for name := range entries(from.consumers) {
+		if to.Consumer(name) == nil {
+			return broken("consumer %q is gone", name)
+		}
+	}
 	for id, index := range entries(from.tombstones) {
 		if now, ok := to.Tombstone(id); !ok || now != index {
 			return broken("the tombstone of %s changed", id)
@@ -249,8 +295,10 @@ func CheckTransition(from, to *View) error {
 
 func checkVolumeTransition(old, now *volume) error {
 	switch {
-	case now.Name != old.Name || !proto.Equal(now.Policy, old.Policy) || now.CreatedAt != old.CreatedAt:
-		return broken("volume %q became %q or got another policy", old.Name, now.Name)
+	case now.Name != old.Name || !proto.Equal(now.Policy, old.Policy) || now.CreatedAt != old.CreatedAt || now.Rack != old.Rack:
+		return broken("volume %q became %q or got another policy or rack", old.Name, now.Name)
+	case now.Format < old.Format, now.Format != old.Format && now.Format == metapb.Volume_STARTED && old.runs.Len() > 0:
+		return broken("the format of volume %q went from %s to %s with %d runs", old.Name, old.Format, now.Format, old.runs.Len())
 	case now.Version < old.Version, now.CacheEpoch < old.CacheEpoch, now.Size < old.Size, now.WantedSize < old.WantedSize,
 		now.grant.GetGeneration() < old.grant.GetGeneration():
 		return broken("volume %q went backwards: %v to %v", old.Name, old.Volume, now.Volume)

@@ -68,7 +68,7 @@ func checkNode(n *metapb.Node) error {
 	if err := ValidateNodeName(n.Name); err != nil {
 		return err
 	}
-	if err := checkName("rack name", n.Rack, maxName); err != nil {
+	if err := ValidateRack(n.Rack); err != nil {
 		return fmt.Errorf("node %q: %w", n.Name, err)
 	}
 	return checkText(fmt.Sprintf("node %q", n.Name), n.MetadataAddress, n.RaftAddress, n.ReplicaAddress,

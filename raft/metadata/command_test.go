@@ -72,7 +72,7 @@ func (a args) size(key, otherwise string) int64 { return parseSize(a.t, a.str(ke
 
 // command is the command of a script line.
 func (s *script) command(verb string, a args) *metapb.Command {
-	c := &metapb.Command{Level: uint32(a.num("level", 1)), Time: int64(s.next)}
+	c := &metapb.Command{Level: uint32(a.num("level", Level)), Time: int64(s.next)}
 	switch verb {
 	case "init":
 		c.Kind = &metapb.Command_InitCluster{InitCluster: &metapb.InitCluster{ClusterId: id(a.str("id", "c1")),
@@ -83,12 +83,12 @@ func (s *script) command(verb string, a args) *metapb.Command {
 			moved = append(moved, id(m))
 		}
 		c.Kind = &metapb.Command_PutNode{PutNode: &metapb.PutNode{Disks: a.disks(), MovedDisks: moved, Node: &metapb.Node{Name: a.positional()[0],
-			Rack: a.str("rack", "r1"), Process: a.str("process", "p1"), FeatureLevel: uint32(a.num("announces", 1)), Up: true, SeenAt: 7}}}
+			Rack: a.str("rack", "r1"), Process: a.str("process", "p1"), FeatureLevel: uint32(a.num("announces", Level)), Up: true, SeenAt: 7}}}
 	case "disks":
 		c.Kind = &metapb.Command_PutDisks{PutDisks: &metapb.PutDisks{Node: a.positional()[0], Disks: a.disks()}}
 	case "create":
 		c.Kind = &metapb.Command_CreateVolume{CreateVolume: &metapb.CreateVolume{Id: a.id(0), Name: a.str("name", ""),
-			Size: a.size("size", "1GiB"), Policy: a.policy()}}
+			Size: a.size("size", "1GiB"), Policy: a.policy(), Rack: a.str("rack", "")}}
 	case "resize":
 		c.Kind = &metapb.Command_ResizeVolume{ResizeVolume: &metapb.ResizeVolume{Id: a.id(0), Size: a.size("size", "0")}}
 	case "delete":
@@ -101,6 +101,12 @@ func (s *script) command(verb string, a args) *metapb.Command {
 		c.Kind = &metapb.Command_DetachVolume{DetachVolume: &metapb.DetachVolume{VolumeId: a.id(0), AttachmentId: a.id(1)}}
 	case "grant":
 		c.Kind = &metapb.Command_GrantPrimary{GrantPrimary: &metapb.GrantPrimary{VolumeId: a.id(0), Node: a.str("node", "n1"), Process: a.str("process", "p1")}}
+	case "format":
+		c.Kind = &metapb.Command_SetFormat{SetFormat: &metapb.SetFormat{VolumeId: a.id(0), AttachmentId: a.id(1),
+			Format: metapb.Volume_Format(metapb.Volume_Format_value[strings.ToUpper(a.positional()[2])])}}
+	case "consumer":
+		c.Kind = &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{Consumer: &metapb.Consumer{
+			Name: a.positional()[0], Rack: a.str("rack", "r1"), MaxVolumes: uint32(a.num("max", 0)), RegisteredAt: 7}}}
 	case "record":
 		c.Kind = &metapb.Command_RecordEvent{RecordEvent: &metapb.RecordEvent{Event: &metapb.Event{Type: a.str("type", ""),
 			Message: a.str("message", ""), VolumeId: id(a.str("volume", ""))}}}

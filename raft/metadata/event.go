@@ -28,6 +28,9 @@ const (
 	PrimaryGranted        = "PrimaryGranted"
 	PrimaryOpened         = "PrimaryOpened"
 	CacheEpochRaised      = "CacheEpochRaised"
+	FormatStarted         = "FormatStarted"
+	FormatDone            = "FormatDone"
+	ConsumerRegistered    = "ConsumerRegistered"
 )
 
 // EventsKept is how many events the state remembers.

@@ -27,7 +27,7 @@ func (g *generator) seldom() bool { return g.IntN(8) == 0 }
 const generatedExtent = block.MinExtentSize // a run is 4 MiB
 
 func (g *generator) command(v *View) *metapb.Command {
-	c := &metapb.Command{Level: 1, Time: int64(g.IntN(1000))}
+	c := &metapb.Command{Level: g.level(v), Time: int64(g.IntN(1000))}
 	switch {
 	case v.Cluster() == nil:
 		c.Kind = &metapb.Command_InitCluster{InitCluster: &metapb.InitCluster{ClusterId: id("c1"), ExtentSize: generatedExtent, DefaultReplicas: 1, Overcommit: 1}}
@@ -49,29 +49,50 @@ func (g *generator) any(c *metapb.Command, v *View) {
 		c.Kind = &metapb.Command_PutDisks{PutDisks: &metapb.PutDisks{Node: node, Disks: g.disks(node)}}
 	case k < 24:
 		c.Kind = &metapb.Command_CreateVolume{CreateVolume: &metapb.CreateVolume{Id: g.volumeID(v), Name: g.one("a", "b", "c", "d", "e"),
-			Size: g.size(), Policy: g.policy()}}
+			Size: g.size(), Policy: g.policy(), Rack: g.rack(v)}}
 	case k < 30:
 		c.Kind = &metapb.Command_ResizeVolume{ResizeVolume: &metapb.ResizeVolume{Id: vol, Size: g.size()}}
 	case k < 34:
 		c.Kind = &metapb.Command_DeleteVolume{DeleteVolume: &metapb.DeleteVolume{Id: vol}}
 	case k < 42:
 		g.ids++
-		a := &metapb.Attachment{Id: id(fmt.Sprint("a", g.ids)), VolumeId: vol, Node: g.one("k1", "k2"), ReadOnly: g.seldom(), Token: []byte(fmt.Sprintf("%032d", g.ids))}
+		a := &metapb.Attachment{Id: id(fmt.Sprint("a", g.ids)), VolumeId: vol, Node: g.one("k1", "k2", "k3"), ReadOnly: g.IntN(3) > 0, Token: []byte(fmt.Sprintf("%032d", g.ids))}
 		c.Kind = &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{Attachment: a, Version: uint64(g.IntN(2) * g.IntN(5))}}
 	case k < 48:
 		c.Kind = &metapb.Command_DetachVolume{DetachVolume: &metapb.DetachVolume{VolumeId: vol, AttachmentId: g.attachment(v, vol)}}
 	case k < 58:
 		c.Kind = &metapb.Command_GrantPrimary{GrantPrimary: &metapb.GrantPrimary{VolumeId: vol, Node: g.one("n1", "n2", "n3"), Process: g.one("p1", "p2")}}
-	case k < 60:
+	case k < 59:
+		c.Kind = &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{Consumer: &metapb.Consumer{Name: g.one("k1", "k2"),
+			Rack: g.one("r1", "r2"), MaxVolumes: uint32(g.IntN(4))}}}
+	case k < 62:
+		c.Kind = &metapb.Command_SetFormat{SetFormat: &metapb.SetFormat{VolumeId: vol, AttachmentId: g.attachment(v, vol),
+			Format: metapb.Volume_Format(g.IntN(4))}}
+	case k < 64:
 		c.Kind = &metapb.Command_RecordEvent{RecordEvent: &metapb.RecordEvent{Event: &metapb.Event{Type: "SomethingHappened", VolumeId: vol}}}
 	default:
 		c.Kind = &metapb.Command_Fenced{Fenced: g.fenced(v, vol)}
 	}
 }
 
+// level is mostly the cell's.
+func (g *generator) level(v *View) uint32 {
+	if g.seldom() {
+		return uint32(1 + g.IntN(Level))
+	}
+	return v.Level()
+}
+
+func (g *generator) rack(v *View) string {
+	if v.Level() < levelConsumers {
+		return ""
+	}
+	return g.one("", "r1", "r2")
+}
+
 func (g *generator) putNode() *metapb.Command_PutNode {
 	name := g.one("n1", "n2", "n3")
-	c := &metapb.PutNode{Node: &metapb.Node{Name: name, Rack: g.one("r1", "r2"), Process: g.one("p1", "p1", "p2"), FeatureLevel: 1}, Disks: g.disks(name)}
+	c := &metapb.PutNode{Node: &metapb.Node{Name: name, Rack: g.one("r1", "r2"), Process: g.one("p1", "p1", "p2"), FeatureLevel: uint32(1 + g.IntN(2))}, Disks: g.disks(name)}
 	if g.seldom() && len(c.Disks) > 0 {
 		c.MovedDisks = []string{c.Disks[0].Id}
 	}
@@ -106,7 +127,7 @@ func (g *generator) disks(node string) []*metapb.Disk {
 func (g *generator) size() int64 { return int64(1+g.IntN(12)) << 20 }
 
 func (g *generator) policy() *metapb.Policy {
-	return &metapb.Policy{Replicas: uint32(1 + g.IntN(2)), Spread: metapb.Policy_NODE, Access: metapb.Policy_CLUSTER,
+	return &metapb.Policy{Replicas: uint32(1 + g.IntN(2)), Spread: metapb.Policy_NODE, Access: metapb.Policy_Access(1 + g.IntN(2)),
 		Durability: metapb.Policy_FLUSH, OnFull: metapb.Policy_WAIT, BlockSize: 4096}
 }
 
@@ -129,7 +150,7 @@ func (g *generator) volume(v *View) string {
 
 func (g *generator) attachment(v *View, vol string) string {
 	if a := v.Attachments(volumeID(vol)); len(a) > 0 && !g.seldom() {
-		return a[0].Id
+		return a[g.IntN(len(a))].Id
 	}
 	return id(fmt.Sprint("a", 1+g.IntN(g.ids+1)))
 }

@@ -197,9 +197,36 @@ func TestCommonLevel(t *testing.T) {
 	s = prepared(t)
 	for i, level := range []uint32{3, 2, 5, 0} {
 		s.must(&metapb.Command{Kind: &metapb.Command_PutNode{PutNode: &metapb.PutNode{Node: &metapb.Node{Name: fmt.Sprint("m", i), Rack: "r", FeatureLevel: level}}}})
-		if got, want := s.View().CommonLevel(), min(level, 1); got != want {
+		if got, want := s.View().CommonLevel(), min(level, 1); got != want || s.View().Level() != 1 {
 			t.Errorf("level is %d after %d, want %d", got, level, want)
 		}
+	}
+}
+
+// TestConsumers are refused what no node could be called.
+func TestConsumers(t *testing.T) {
+	s := prepared(t)
+	put := func(c *metapb.Consumer) error {
+		return s.apply(&metapb.Command{Level: Level, Kind: &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{Consumer: c}}}).Err
+	}
+	for name, c := range map[string]*metapb.Consumer{
+		"none": nil, "no name": {Rack: "r"}, "no rack": {Name: "k"}, "a control character": {Name: "k\n", Rack: "r"},
+		"a long name": {Name: strings.Repeat("k", 254), Rack: "r"}, "a long rack": {Name: "k", Rack: strings.Repeat("r", 129)},
+	} {
+		if err := put(c); !errors.Is(err, block.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if s.View().Consumers() != nil || s.View().KnowsRack("far") || !s.View().KnowsRack("r1") {
+		t.Error("something was registered")
+	}
+	if err := put(&metapb.Consumer{Name: "k", Rack: "far"}); err != nil || !s.View().KnowsRack("far") {
+		t.Error(err)
+	}
+	bad := create("v1", "a", 1<<30)
+	bad.Level, bad.GetCreateVolume().Rack = Level, "a\x00b"
+	if err := s.apply(bad).Err; !errors.Is(err, block.ErrInvalid) {
+		t.Errorf("rack: %v", err)
 	}
 }
 

@@ -9,9 +9,17 @@ import (
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-// Level is the highest feature level this binary can apply. A proposer uses a
-// level above 1 only when View.CommonLevel has reached it.
-const Level = 1
+// Level is the highest feature level this binary can apply. A proposer uses
+// View.Level: a level above 1 starts only when all nodes have announced it.
+const Level = levelConsumers
+
+// The levels, each with what it added.
+const (
+	levelFirst = 1
+	// SetFormat, PutConsumer, racks of volumes; several nodes may hold a volume
+	// that all of them only read; a consumer takes a limited number of volumes.
+	levelConsumers = 2
+)
 
 // ErrNewer says that a command or a snapshot comes from a newer feature level.
 // It wraps block.ErrFormat. Nothing was applied, nothing may be skipped: whoever
@@ -35,6 +43,24 @@ func Validate(c *metapb.Command) error {
 	}
 	if f := c.GetFenced(); f != nil && f.GetKind() == nil {
 		return fmt.Errorf("%w: the fenced command is of an unknown kind: upgrade this server", ErrNewer)
+	}
+	return nil
+}
+
+// needs is the lowest level at which a command can be applied wholly. At a lower
+// one an older voter would halt at it.
+func needs(c *metapb.Command) uint32 {
+	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" {
+		return levelConsumers
+	}
+	return 0
+}
+
+// checkLevel refuses a command that claims a lower level than it needs.
+func checkLevel(c *metapb.Command) error {
+	if n := needs(c); c.GetLevel() < n {
+		return fmt.Errorf("%w: this needs feature level %d, and the cluster is at %d: upgrade the servers that `gabion node list` shows at a lower level",
+			block.ErrUnavailable, n, c.GetLevel())
 	}
 	return nil
 }

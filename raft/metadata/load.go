@@ -29,11 +29,14 @@ const (
 	stageVolumes
 	stageTombstones
 	stageEvents
+	stageConsumers
 )
 
-func newLoader() *loader {
+func newLoader(level uint32) *loader {
+	v := emptyView()
+	v.level = level
 	return &loader{
-		v:       emptyView(),
+		v:       v,
 		disks:   immutable.NewSortedMapBuilder[block.DiskID, disk](byDisk{}),
 		volumes: immutable.NewSortedMapBuilder[block.VolumeID, *volume](byVolume{}),
 		names:   immutable.NewSortedMapBuilder[string, block.VolumeID](byString{}),
@@ -74,6 +77,12 @@ func (l *loader) add(record *metapb.SnapshotRecord) error {
 	case *metapb.SnapshotRecord_Event:
 		l.v.events.kept = append(l.v.events.kept, k.Event)
 		return l.enter(stageEvents)
+	case *metapb.SnapshotRecord_Consumer:
+		if l.v.Consumer(k.Consumer.Name) != nil {
+			return corrupt("consumer %q is there twice", k.Consumer.Name)
+		}
+		l.v.consumers = l.v.consumers.Set(k.Consumer.Name, k.Consumer)
+		return l.enter(stageConsumers)
 	}
 	return corrupt("it has an empty record")
 }
@@ -116,10 +125,17 @@ func (l *loader) addVolume(r *metapb.SnapshotVolume) error {
 	if err := ValidatePolicy(v.Policy); err != nil {
 		return corrupt("volume %q: %v", v.Name, err)
 	}
+	if v.Format == metapb.Volume_FORMAT_UNSPECIFIED {
+		v.Format = metapb.Volume_NONE
+	}
 	l.volumes.Set(id, v)
 	l.names.Set(v.Name, id)
-	l.v.demand[v.Policy.Replicas] += v.WantedSize
-	l.v.attachments += len(v.attachments)
+	sums := draft{View: *l.v}
+	sums.promise(v.Volume, v.WantedSize)
+	for _, a := range v.attachments {
+		sums.countAttachment(a.Node, 1)
+	}
+	*l.v = sums.View
 	l.current, l.lastRun = v, -1
 	l.runs = immutable.NewSortedMapBuilder[block.RunIndex, replicas](byRun{})
 	return l.enter(stageVolumes)

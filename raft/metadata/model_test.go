@@ -22,7 +22,8 @@ func TestAgainstModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		g := &generator{source: drawn{rt}}
 		s := newChecked(rt)
-		m := &model{nodes: map[string]string{}, disks: map[string]modelDisk{}, volumes: map[string]*modelVolume{}, dead: map[string]bool{}}
+		m := &model{nodes: map[string]modelNode{}, disks: map[string]modelDisk{}, volumes: map[string]*modelVolume{}, dead: map[string]bool{},
+			consumers: map[string]modelConsumer{}}
 		for range rapid.IntRange(1, 80).Draw(rt, "commands") {
 			c := g.command(s.View())
 			want := m.apply(c)
@@ -42,10 +43,18 @@ type drawn struct{ t *rapid.T }
 func (d drawn) IntN(n int) int { return rapid.IntRange(0, n-1).Draw(d.t, "") }
 
 type model struct {
-	nodes   map[string]string // name to process
-	disks   map[string]modelDisk
-	volumes map[string]*modelVolume // by id
-	dead    map[string]bool         // ids of deleted volumes
+	nodes     map[string]modelNode
+	disks     map[string]modelDisk
+	volumes   map[string]*modelVolume // by id
+	dead      map[string]bool         // ids of deleted volumes
+	consumers map[string]modelConsumer
+}
+
+type modelNode struct{ process, rack string }
+
+type modelConsumer struct {
+	rack string
+	most uint32
 }
 
 type modelDisk struct {
@@ -55,17 +64,23 @@ type modelDisk struct {
 }
 
 type modelVolume struct {
-	name          string
-	size, wanted  int64
-	replicas      uint32
-	version       uint64
-	epoch         uint64
-	generation    uint64
-	opened        bool
-	members       map[string]modelMember
-	runs          map[uint32]string // disks, joined
-	attachment    string
-	consumer      string
+	name         string
+	size, wanted int64
+	replicas     uint32
+	version      uint64
+	epoch        uint64
+	generation   uint64
+	opened       bool
+	members      map[string]modelMember
+	runs         map[uint32]string          // disks, joined
+	attached     map[string]modelAttachment // by node
+	format       metapb.Volume_Format
+	oneRack      bool
+	rack         string
+}
+
+type modelAttachment struct {
+	id            string
 	readOnly, end bool
 }
 
@@ -76,9 +91,17 @@ type modelMember struct {
 }
 
 func (m *model) apply(c *metapb.Command) error {
+	if c.Level < 2 && (c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "") {
+		return block.ErrUnavailable
+	}
 	switch k := c.Kind.(type) {
 	case *metapb.Command_InitCluster, *metapb.Command_RecordEvent:
 		return nil
+	case *metapb.Command_PutConsumer:
+		m.consumers[k.PutConsumer.Consumer.Name] = modelConsumer{k.PutConsumer.Consumer.Rack, k.PutConsumer.Consumer.MaxVolumes}
+		return nil
+	case *metapb.Command_SetFormat:
+		return m.setFormat(k.SetFormat)
 	case *metapb.Command_PutNode:
 		return m.putNode(k.PutNode)
 	case *metapb.Command_PutDisks:
@@ -92,7 +115,7 @@ func (m *model) apply(c *metapb.Command) error {
 		return m.resize(k.ResizeVolume)
 	case *metapb.Command_DeleteVolume:
 		v := m.volumes[k.DeleteVolume.Id]
-		if v != nil && v.attachment != "" {
+		if v != nil && len(v.attached) > 0 {
 			return block.ErrInUse
 		}
 		if v != nil {
@@ -101,7 +124,7 @@ func (m *model) apply(c *metapb.Command) error {
 		}
 		return nil
 	case *metapb.Command_AttachVolume:
-		return m.attach(k.AttachVolume)
+		return m.attach(k.AttachVolume, c.Level)
 	case *metapb.Command_DetachVolume:
 		m.detach(k.DetachVolume)
 		return nil
@@ -117,7 +140,7 @@ func (m *model) putNode(c *metapb.PutNode) error {
 	if err := m.putDisks(c.Node.Name, c.Disks, c.MovedDisks); err != nil {
 		return err
 	}
-	m.nodes[c.Node.Name] = c.Node.Process
+	m.nodes[c.Node.Name] = modelNode{c.Node.Process, c.Node.Rack}
 	for id, d := range m.disks {
 		if d.node == c.Node.Name && !slices.ContainsFunc(c.Disks, func(l *metapb.Disk) bool { return l.Id == id }) {
 			d.node, d.state = "", metapb.Disk_FAILED
@@ -140,9 +163,10 @@ func (m *model) putDisks(node string, disks []*metapb.Disk, moved []string) erro
 }
 
 func (m *model) create(c *metapb.CreateVolume) error {
+	oneRack := c.Policy.Access == metapb.Policy_SAME_RACK
 	for _, v := range m.volumes {
 		if v.name == c.Name {
-			if v.wanted == c.Size && v.replicas == c.Policy.Replicas {
+			if v.wanted == c.Size && v.replicas == c.Policy.Replicas && v.oneRack == oneRack && (!oneRack || c.Rack == "" || c.Rack == v.rack) {
 				return nil
 			}
 			return block.ErrExists
@@ -152,13 +176,48 @@ func (m *model) create(c *metapb.CreateVolume) error {
 		return block.ErrExists
 	}
 	v := &modelVolume{name: c.Name, size: c.Size, wanted: c.Size, replicas: c.Policy.Replicas, version: 1, epoch: 1,
-		members: map[string]modelMember{}, runs: map[uint32]string{}}
+		members: map[string]modelMember{}, runs: map[uint32]string{}, attached: map[string]modelAttachment{},
+		format: metapb.Volume_NONE, oneRack: oneRack, rack: c.Rack}
 	var usable, online int
-	for node := range m.nodes {
+	racks := []string{""}
+	switch {
+	case v.pin() != "":
+		racks = []string{v.pin()}
+	case oneRack:
+		racks = []string{"r1", "r2"}
+	}
+	for _, rack := range racks {
+		u, o := m.count(rack)
+		usable, online = max(usable, u), max(online, o)
+	}
+	switch {
+	case usable < int(v.replicas) && v.pin() == "":
+		return block.ErrPrecondition
+	case online < int(v.replicas) || !m.fits(v, v.wanted):
+		return block.ErrNoSpace
+	}
+	m.volumes[c.Id] = v
+	return nil
+}
+
+// pin is the rack that a volume must lie in.
+func (v *modelVolume) pin() string {
+	if v.oneRack {
+		return v.rack
+	}
+	return ""
+}
+
+// count counts the nodes of a rack that have a disk, and one that is not full.
+func (m *model) count(rack string) (usable, online int) {
+	for name, node := range m.nodes {
+		if rack != "" && node.rack != rack {
+			continue
+		}
 		has, open := false, false
 		for _, d := range m.disks {
-			has = has || d.node == node && d.state != metapb.Disk_FAILED
-			open = open || d.node == node && d.state == metapb.Disk_ONLINE
+			has = has || d.node == name && d.state != metapb.Disk_FAILED
+			open = open || d.node == name && d.state == metapb.Disk_ONLINE
 		}
 		if has {
 			usable++
@@ -167,14 +226,7 @@ func (m *model) create(c *metapb.CreateVolume) error {
 			online++
 		}
 	}
-	switch {
-	case usable < int(v.replicas):
-		return block.ErrPrecondition
-	case online < int(v.replicas) || !m.fits(v, v.wanted):
-		return block.ErrNoSpace
-	}
-	m.volumes[c.Id] = v
-	return nil
+	return usable, online
 }
 
 // fits looks at every set of nodes: what must lie in it may not exceed what it can take.
@@ -186,29 +238,71 @@ func (m *model) fits(extra *modelVolume, bytes int64) bool {
 		}
 	}
 	names := slices.Sorted(maps.Keys(capacity))
+	all := m.left(capacity, map[string]bool{})
 	for set := range 1 << len(names) {
-		var room int64
-		outside := int64(0)
+		absent := map[string]bool{}
+		out := map[string]int64{}
 		for i, n := range names {
-			if set>>i&1 == 1 {
-				room += capacity[n]
-			} else {
-				outside++
+			if set>>i&1 == 0 {
+				absent[n] = true
+				out[m.nodes[n].rack]++
+				out[""]++
 			}
 		}
-		// Only the volumes that grow are judged: others may be over after a disk failed.
-		needs := bytes * max(int64(extra.replicas)-outside, 0)
+		// Only the volume that grows is judged: others may be over after a disk failed.
+		needs := bytes * max(int64(extra.replicas)-out[extra.pin()], 0)
 		if needs == 0 {
 			continue
 		}
+		left := m.left(capacity, absent)
+		free, part := needs, needs // beside all other volumes, and beside those a rack is expected to carry
 		for _, v := range m.volumes {
-			needs += v.wanted * max(int64(v.replicas)-outside, 0)
+			if v.pin() == "" {
+				free += v.wanted * max(int64(v.replicas)-out[""], 0)
+			}
 		}
-		if needs > room {
+		if rack := extra.pin(); rack != "" {
+			for replicas := range int64(4) {
+				var wanted int64
+				for _, v := range m.volumes {
+					if v.pin() == "" && int64(v.replicas) == replicas {
+						wanted += v.wanted
+					}
+				}
+				if sum := all["r1"] + all["r2"]; sum > 0 {
+					part += (wanted*all[rack] + sum - 1) / sum * max(replicas-out[rack], 0)
+				}
+			}
+			if part > left[rack] {
+				return false
+			}
+		}
+		if free > left["r1"]+left["r2"] {
 			return false
 		}
 	}
 	return true
+}
+
+// left is what each rack can take beside the volumes that must lie in it, without some nodes.
+func (m *model) left(capacity map[string]int64, absent map[string]bool) map[string]int64 {
+	left, out := map[string]int64{}, map[string]int64{}
+	for n, bytes := range capacity {
+		if absent[n] {
+			out[m.nodes[n].rack]++
+		} else {
+			left[m.nodes[n].rack] += bytes
+		}
+	}
+	for _, v := range m.volumes {
+		if rack := v.pin(); rack != "" {
+			left[rack] -= v.wanted * max(int64(v.replicas)-out[rack], 0)
+		}
+	}
+	for rack := range left {
+		left[rack] = max(left[rack], 0)
+	}
+	return left
 }
 
 func (m *model) resize(c *metapb.ResizeVolume) error {
@@ -231,45 +325,104 @@ func (m *model) resize(c *metapb.ResizeVolume) error {
 	return nil
 }
 
-func (m *model) attach(c *metapb.AttachVolume) error {
+func (m *model) attach(c *metapb.AttachVolume, level uint32) error {
 	v, a := m.volumes[c.Attachment.VolumeId], c.Attachment
-	switch {
-	case v == nil:
+	if v == nil {
 		return block.ErrNotFound
-	case v.end, v.attachment != "" && v.consumer != a.Node:
-		return block.ErrInUse
-	case v.attachment != "" && v.readOnly != a.ReadOnly:
-		return block.ErrExists
-	case v.attachment != "":
+	}
+	if has, ok := v.attached[a.Node]; ok {
+		switch {
+		case has.end:
+			return block.ErrInUse
+		case has.readOnly != a.ReadOnly:
+			return block.ErrExists
+		}
 		return nil
+	}
+	for _, other := range v.attached {
+		if level < 2 || !other.readOnly || !a.ReadOnly {
+			return block.ErrInUse
+		}
+	}
+	load, most := 0, 250
+	for _, w := range m.volumes {
+		if _, ok := w.attached[a.Node]; ok {
+			load++
+		}
+	}
+	if n := m.consumers[a.Node].most; n > 0 {
+		most = int(n)
+	}
+	switch {
+	case level >= 2 && load >= most:
+		return block.ErrNoSpace
 	case c.Version != 0 && c.Version != v.version:
 		return block.ErrStale
 	}
-	v.attachment, v.consumer, v.readOnly = a.Id, a.Node, a.ReadOnly
+	v.attached[a.Node] = modelAttachment{id: a.Id, readOnly: a.ReadOnly}
 	v.version++
 	return nil
 }
 
+func (v *modelVolume) attachment(id string) (node string, a modelAttachment) {
+	for node, a := range v.attached {
+		if a.id == id {
+			return node, a
+		}
+	}
+	return "", modelAttachment{}
+}
+
 func (m *model) detach(c *metapb.DetachVolume) {
 	v := m.volumes[c.VolumeId]
-	if v == nil || v.attachment != c.AttachmentId || v.end {
+	if v == nil {
+		return
+	}
+	node, a := v.attachment(c.AttachmentId)
+	if node == "" || a.end {
 		return
 	}
 	v.version++
 	if v.generation == 0 {
-		v.attachment, v.consumer = "", ""
+		delete(v.attached, node)
 	} else {
-		v.end = true
+		a.end = true
+		v.attached[node] = a
 	}
+}
+
+func (m *model) setFormat(c *metapb.SetFormat) error {
+	v := m.volumes[c.VolumeId]
+	if v == nil {
+		return block.ErrNotFound
+	}
+	node, a := v.attachment(c.AttachmentId)
+	switch {
+	case node == "":
+		return block.ErrNotFound
+	case a.end:
+		return block.ErrPrecondition
+	case a.readOnly:
+		return block.ErrReadOnly
+	case c.Format != metapb.Volume_STARTED && c.Format != metapb.Volume_DONE:
+		return block.ErrInvalid
+	case c.Format == v.format:
+		return nil
+	case c.Format == metapb.Volume_STARTED && (v.format == metapb.Volume_DONE || len(v.runs) > 0):
+		return block.ErrPrecondition
+	}
+	v.format = c.Format
+	v.version++
+	return nil
 }
 
 func (m *model) grant(c *metapb.GrantPrimary) error {
 	v := m.volumes[c.VolumeId]
-	process, known := m.nodes[c.Node]
+	node, known := m.nodes[c.Node]
 	switch {
 	case v == nil || !known:
 		return block.ErrNotFound
-	case process != c.Process:
+	case node.process != c.Process:
 		return block.ErrStale
 	}
 	v.generation++
@@ -300,11 +453,11 @@ func (m *model) fenced(c *metapb.FencedCommand) error {
 		}
 		v.size = k.ConfirmSize.Size
 	case *metapb.FencedCommand_ConfirmDetach:
-		if v.attachment == k.ConfirmDetach.AttachmentId {
-			if !v.end {
+		if node, a := v.attachment(k.ConfirmDetach.AttachmentId); node != "" {
+			if !a.end {
 				return block.ErrPrecondition
 			}
-			v.attachment, v.consumer, v.end = "", "", false
+			delete(v.attached, node)
 		}
 	}
 	if err == nil {
@@ -427,9 +580,15 @@ func (m *model) describe() string {
 		for i, disks := range v.runs {
 			parts = append(parts, fmt.Sprintf("run %d %s", i, disks))
 		}
+		for node, a := range v.attached {
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t", a.id, node, a.readOnly, a.end))
+		}
 		sort.Strings(parts)
-		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t attached %q %q %t %t\n  %s", id, v.name, v.size, v.wanted, v.replicas, v.version, v.epoch,
-			v.generation, v.opened, v.attachment, v.consumer, v.attachment != "" && v.readOnly, v.end, strings.Join(parts, "\n  ")))
+		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", id, v.name, v.size, v.wanted, v.replicas, v.version, v.epoch,
+			v.generation, v.opened, v.format, v.rack, strings.Join(parts, "\n  ")))
+	}
+	for name, c := range m.consumers {
+		lines = append(lines, fmt.Sprintf("consumer %s %s %d", name, c.rack, c.most))
 	}
 	for id := range m.dead {
 		lines = append(lines, "dead "+id)
@@ -453,13 +612,15 @@ func describe(view *View) string {
 		for _, r := range m.Runs {
 			parts = append(parts, fmt.Sprintf("run %d %s", r.Index, strings.Join(r.Disks, " ")))
 		}
-		sort.Strings(parts)
-		a := &metapb.Attachment{}
-		if len(m.Attachments) > 0 {
-			a = m.Attachments[0]
+		for _, a := range m.Attachments {
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t", a.Id, a.Node, a.ReadOnly, a.Revoking))
 		}
-		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t attached %q %q %t %t\n  %s", v.Id, v.Name, v.Size, v.WantedSize, v.Policy.Replicas, v.Version,
-			v.CacheEpoch, m.Grant.GetGeneration(), m.Grant.GetOpened(), a.Id, a.Node, a.ReadOnly, a.Revoking, strings.Join(parts, "\n  ")))
+		sort.Strings(parts)
+		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", v.Id, v.Name, v.Size, v.WantedSize, v.Policy.Replicas, v.Version,
+			v.CacheEpoch, m.Grant.GetGeneration(), m.Grant.GetOpened(), v.Format, v.Rack, strings.Join(parts, "\n  ")))
+	}
+	for _, c := range view.Consumers() {
+		lines = append(lines, fmt.Sprintf("consumer %s %s %d", c.Name, c.Rack, c.MaxVolumes))
 	}
 	for id := range entries(view.tombstones) {
 		lines = append(lines, "dead "+id.String())

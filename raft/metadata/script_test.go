@@ -48,10 +48,15 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 			fmt.Fprintf(&b, "%q %s\n", v.Name, v.Id)
 		}
 		return named(b.String())
+	case "consumers":
+		return s.showConsumers()
 	case "nodes":
 		return named(s.showNodes())
 	case "capacity":
 		c := s.View().Capacity(a.str("rack", ""), a.num("replicas", 1))
+		if a.flag("of-racks") {
+			c = s.View().CapacityOfRacks(a.num("replicas", 1))
+		}
 		return fmt.Sprintf("available %s, maximum %s\n", size(c.Available), size(c.MaximumVolumeSize))
 	case "history":
 		events, ok := s.View().Events(uint64(a.num("after", 0)))
@@ -110,6 +115,9 @@ func (s *script) show(id string) string {
 	var b strings.Builder
 	p := vol.Policy
 	fmt.Fprintf(&b, "%q %s\n", vol.Name, showVolume(vol))
+	if vol.Rack != "" || vol.Format != metapb.Volume_NONE {
+		fmt.Fprintf(&b, "rack %q, format %s\n", vol.Rack, vol.Format)
+	}
 	fmt.Fprintf(&b, "policy %d %s %s %s %s %d\n", p.Replicas, p.Spread, p.Access, p.Durability, p.OnFull, p.BlockSize)
 	if g := s.View().Grant(v); g != nil {
 		fmt.Fprintf(&b, "grant %d to %s of %s, opened %t\n", g.Generation, g.Node, g.Process, g.Opened)
@@ -137,6 +145,14 @@ func (s *script) showNodes() string {
 	}
 	for _, d := range s.View().Disks() {
 		fmt.Fprintf(&b, "disk %s at %s:%s %s, %s of %s, problem %q\n", d.Id, d.Node, d.Path, d.State, size(d.Available), size(d.Capacity), d.Problem)
+	}
+	return b.String()
+}
+
+func (s *script) showConsumers() string {
+	var b strings.Builder
+	for _, c := range s.View().Consumers() {
+		fmt.Fprintf(&b, "%s in rack %q takes %d, has %d, registered at %d\n", c.Name, c.Rack, maxVolumes(c), s.View().Load(c.Name), c.RegisteredAt)
 	}
 	return b.String()
 }

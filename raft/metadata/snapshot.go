@@ -32,7 +32,7 @@ const (
 // for the server's eyes only. The error is the writer's.
 func Encode(w io.Writer, v *View) error {
 	header := binary.BigEndian.AppendUint32([]byte(snapshotMagic), snapshotFormat)
-	header = binary.BigEndian.AppendUint32(header, Level)
+	header = binary.BigEndian.AppendUint32(header, v.level)
 	if _, err := w.Write(header); err != nil {
 		return fmt.Errorf("snapshot header: %w", err)
 	}
@@ -99,7 +99,7 @@ func (e *encoder) state(v *View) {
 	}
 	for vol := range values(v.volumes) {
 		e.put(&metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Volume{Volume: &metapb.SnapshotVolume{
-			Volume: vol.Volume, Grant: vol.grant, Members: vol.members, Attachments: vol.attachments}}})
+			Volume: atLevel(vol.Volume, v.level), Grant: vol.grant, Members: vol.members, Attachments: vol.attachments}}})
 		e.runs(vol.runs)
 	}
 	for id, index := range entries(v.tombstones) {
@@ -109,6 +109,19 @@ func (e *encoder) state(v *View) {
 	for _, event := range v.events.kept {
 		e.put(&metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Event{Event: event}})
 	}
+	for c := range values(v.consumers) {
+		e.put(&metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Consumer{Consumer: c}})
+	}
+}
+
+// atLevel is a volume without what the state's level does not know, so that a
+// server which is not upgraded yet can read the snapshot. The loader fills it in.
+func atLevel(v *metapb.Volume, level uint32) *metapb.Volume {
+	if level < levelConsumers {
+		v = proto.CloneOf(v)
+		v.Format = metapb.Volume_FORMAT_UNSPECIFIED
+	}
+	return v
 }
 
 // runs writes runs in chunks of one number of disks.
@@ -164,15 +177,15 @@ func Decode(r io.Reader) (*View, error) {
 		return nil, fmt.Errorf("%w: the state snapshot has format %d and feature level %d, this binary reads %d and %d: upgrade this server",
 			ErrNewer, format, level, snapshotFormat, Level)
 	}
-	if format == 0 {
-		return nil, corrupt("it has format 0")
+	if format == 0 || level == 0 {
+		return nil, corrupt("it has format %d and level %d", format, level)
 	}
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
 		return nil, corrupt("%v", err)
 	}
 	defer z.Close()
-	d := &decoder{r: bufio.NewReaderSize(z, 1<<16), digest: sha256.New(), load: newLoader()}
+	d := &decoder{r: bufio.NewReaderSize(z, 1<<16), digest: sha256.New(), load: newLoader(level)}
 	if err := d.all(); err != nil {
 		return nil, err
 	}

@@ -98,6 +98,35 @@ func TestH81NewerSnapshotOlderVoter(t *testing.T) {
 	}
 }
 
+// TestH81SnapshotsDuringAnUpgrade: as long as no command of the newer level was
+// applied, a server that is not upgraded yet can read what the others write.
+func TestH81SnapshotsDuringAnUpgrade(t *testing.T) {
+	s := prepared(t, "a")
+	consumer := &metapb.Command{Level: Level, Kind: &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{
+		Consumer: &metapb.Consumer{Name: "k1", Rack: "r1"}}}}
+	for _, level := range []uint32{levelFirst, levelConsumers} {
+		raw := encoded(t, s.View())
+		if got := binary.BigEndian.Uint32(raw[12:]); got != level {
+			t.Errorf("the snapshot has level %d, want %d", got, level)
+		}
+		format := metapb.Volume_FORMAT_UNSPECIFIED
+		if level > levelFirst {
+			format = metapb.Volume_NONE
+		}
+		if got := atLevel(s.View().VolumeByName("a"), s.View().level).Format; got != format {
+			t.Errorf("at level %d the volume is written with format %s", level, got)
+		}
+		v, err := Decode(bytes.NewReader(raw))
+		if err != nil || Hash(v) != Hash(s.View()) || v.level != level || v.VolumeByName("a").Format != metapb.Volume_NONE {
+			t.Errorf("read back: %v, %v", v.VolumeByName("a"), err)
+		}
+		s.must(consumer)
+	}
+	if s.View().Level() != levelConsumers {
+		t.Error("the level sank with a server that came back older")
+	}
+}
+
 // TestRecordsOfNoState: well-formed, with the right digest, and still no state.
 func TestRecordsOfNoState(t *testing.T) {
 	head := &metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Head{Head: &metapb.SnapshotHead{Index: 9, Cluster: &metapb.InitCluster{
@@ -116,8 +145,21 @@ func TestRecordsOfNoState(t *testing.T) {
 	event := &metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Event{Event: &metapb.Event{Index: 4, Type: "Happened"}}}
 	twin := proto.CloneOf(volume)
 	twin.GetVolume().Volume.Id = id("v2")
+	consumer := &metapb.SnapshotRecord{Kind: &metapb.SnapshotRecord_Consumer{Consumer: &metapb.Consumer{Name: "k1", Rack: "r1"}}}
+	reader := func(short, node string, readOnly bool) *metapb.Attachment {
+		a := &metapb.Attachment{Id: id(short), VolumeId: v.Id, Node: node, ReadOnly: readOnly, Token: make([]byte, 32)}
+		digest := sha256.Sum256(a.Token)
+		a.TokenDigest = digest[:]
+		return a
+	}
+	attached := func(list ...*metapb.Attachment) *metapb.SnapshotRecord {
+		r := proto.CloneOf(volume)
+		r.GetVolume().Attachments = list
+		return r
+	}
 	type records = []*metapb.SnapshotRecord
-	if _, err := Decode(bytes.NewReader(snapshotOf(t, records{head, node, disk, volume, tombstone("v5"), event}))); err != nil {
+	readers := attached(reader("a1", "k1", true), reader("a2", "k2", true))
+	if _, err := Decode(bytes.NewReader(snapshotOf(t, records{head, node, disk, readers, tombstone("v5"), event, consumer}))); err != nil {
 		t.Fatal(err)
 	}
 	for name, r := range map[string]records{
@@ -125,6 +167,13 @@ func TestRecordsOfNoState(t *testing.T) {
 		"no head":                   {node},
 		"two heads":                 {head, head},
 		"an empty record":           {head, {}},
+		"a consumer twice":          {head, consumer, consumer},
+		"a consumer too early":      {head, consumer, node},
+		"a consumer of no rack":     {head, {Kind: &metapb.SnapshotRecord_Consumer{Consumer: &metapb.Consumer{Name: "k1"}}}},
+		"two writers":               {head, node, disk, attached(reader("a1", "k1", false), reader("a2", "k2", false))},
+		"a writer beside a reader":  {head, node, disk, attached(reader("a1", "k1", true), reader("a2", "k2", false))},
+		"two of one node":           {head, node, disk, attached(reader("a1", "k1", true), reader("a2", "k1", true))},
+		"an attachment twice":       {head, node, disk, attached(reader("a1", "k1", true), reader("a1", "k2", true))},
 		"a node twice":              {head, node, node},
 		"a disk twice":              {head, node, disk, disk},
 		"a disk of no node":         {head, disk},

@@ -34,7 +34,7 @@ type Result struct {
 	// of the answer, not of the log: a caller that looks at the log's error only takes a refusal for a success.
 	// If it wraps ErrNewer the command was not applied and nothing may be applied after it: the host must halt.
 	Err error
-	// Value is the object the command was about, after it: *metapb.Volume (CreateVolume, ResizeVolume and all fenced
+	// Value is the object the command was about, after it: *metapb.Volume (CreateVolume, ResizeVolume, SetFormat and all fenced
 	// commands), *metapb.Attachment (AttachVolume with its token, DetachVolume while revoking), *metapb.Grant, else nil.
 	Value proto.Message
 	// Events are what happened, in order; they are in the View too.
@@ -70,7 +70,7 @@ func (v *View) step(index uint64, c *metapb.Command) (*View, Result) {
 	if index <= v.index {
 		panic(fmt.Sprintf("metadata: entry %d applied after entry %d", index, v.index))
 	}
-	d := &draft{View: *v, time: c.GetTime()}
+	d := &draft{View: *v, time: c.GetTime(), at: c.GetLevel()}
 	d.index = index
 	value, err := d.apply(c)
 	if err != nil {
@@ -78,7 +78,11 @@ func (v *View) step(index uint64, c *metapb.Command) (*View, Result) {
 		refused.index = index
 		return &refused, Result{Err: err}
 	}
-	return &d.View, Result{Value: value, Events: d.emitted, Changed: d.changes(v)}
+	changed := d.changes(v)
+	if changed {
+		d.level = max(d.level, c.GetLevel())
+	}
+	return &d.View, Result{Value: value, Events: d.emitted, Changed: changed}
 }
 
 // draft is the next View while a command is applied to it. What it shares with
@@ -86,6 +90,7 @@ func (v *View) step(index uint64, c *metapb.Command) (*View, Result) {
 type draft struct {
 	View
 	time    int64
+	at      uint32 // the command's feature level: what an older voter applies too must come out as it does there
 	emitted []*metapb.Event
 }
 
@@ -93,7 +98,7 @@ type draft struct {
 // What a command leaves alone stays the same object, so this looks at pointers only.
 func (d *draft) changes(from *View) bool {
 	return d.cluster != from.cluster || d.nodes != from.nodes || d.disks != from.disks || d.volumes != from.volumes ||
-		d.names != from.names || d.tombstones != from.tombstones || len(d.emitted) > 0
+		d.names != from.names || d.tombstones != from.tombstones || d.consumers != from.consumers || len(d.emitted) > 0
 }
 
 func (d *draft) apply(c *metapb.Command) (proto.Message, error) {
@@ -102,6 +107,9 @@ func (d *draft) apply(c *metapb.Command) (proto.Message, error) {
 	}
 	if d.cluster == nil {
 		return nil, fmt.Errorf("%w: the cluster is not initialised: start a server with --bootstrap", block.ErrPrecondition)
+	}
+	if err := checkLevel(c); err != nil {
+		return nil, err
 	}
 	switch k := c.GetKind().(type) {
 	case *metapb.Command_PutNode:
@@ -124,6 +132,10 @@ func (d *draft) apply(c *metapb.Command) (proto.Message, error) {
 		return result(d.applyFenced(k.Fenced))
 	case *metapb.Command_RecordEvent:
 		return nil, d.recordEvent(k.RecordEvent)
+	case *metapb.Command_SetFormat:
+		return result(d.setFormat(k.SetFormat))
+	case *metapb.Command_PutConsumer:
+		return nil, d.putConsumer(k.PutConsumer)
 	}
 	panic(fmt.Sprintf("metadata: Validate let %T pass", c.GetKind()))
 }

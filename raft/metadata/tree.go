@@ -8,6 +8,7 @@ import (
 	"github.com/benbjohnson/immutable"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/raft/placement"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -35,6 +36,10 @@ func emptyView() *View {
 		volumes:    immutable.NewSortedMap[block.VolumeID, *volume](byVolume{}),
 		names:      immutable.NewSortedMap[string, block.VolumeID](byString{}),
 		tombstones: immutable.NewSortedMap[block.VolumeID, uint64](byVolume{}),
+		consumers:  immutable.NewSortedMap[string, *metapb.Consumer](byString{}),
+		pinned:     immutable.NewSortedMap[string, placement.Demand](byString{}),
+		loads:      immutable.NewSortedMap[string, int](byString{}),
+		level:      levelFirst,
 	}
 }
 

@@ -29,6 +29,9 @@ func ValidateName(name string) error { return checkName("volume name", name, max
 // ValidateNodeName returns ErrInvalid unless a node or a consumer can have the name.
 func ValidateNodeName(name string) error { return checkName("node name", name, maxNodeName) }
 
+// ValidateRack returns ErrInvalid unless a rack can have the name.
+func ValidateRack(name string) error { return checkName("rack name", name, maxName) }
+
 func checkName(what, name string, limit int) error {
 	switch {
 	case name == "":

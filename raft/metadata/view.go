@@ -25,10 +25,15 @@ type View struct {
 	volumes    *immutable.SortedMap[block.VolumeID, *volume]
 	names      *immutable.SortedMap[string, block.VolumeID] // of exactly the volumes
 	tombstones *immutable.SortedMap[block.VolumeID, uint64]
+	consumers  *immutable.SortedMap[string, *metapb.Consumer]
 	events     ring
+	level      uint32 // the highest of the commands that made this state
 
-	demand      placement.Demand // the sum over the volumes
-	attachments int              // the sum over the volumes
+	// Sums over the volumes.
+	demand      placement.Demand                               // of those that may lie anywhere
+	pinned      *immutable.SortedMap[string, placement.Demand] // of those that lie in one rack, by rack; none is zero
+	loads       *immutable.SortedMap[string, int]              // attachments by node; none is zero
+	attachments int
 }
 
 // disk is a disk with its number.
@@ -79,6 +84,12 @@ func (v *View) CommonLevel() uint32 {
 		level = min(level, n.FeatureLevel)
 	}
 	return level
+}
+
+// Level is the feature level of commands that are proposed now: what all nodes
+// have announced, and never less than what was applied already.
+func (v *View) Level() uint32 {
+	return max(v.level, min(v.CommonLevel(), Level))
 }
 
 // Node is the node of a name, nil if there is none. Up and SeenAt are never set: the leader alone knows them.
@@ -182,6 +193,36 @@ func (v *View) Attachment(id block.VolumeID, node string) *metapb.Attachment {
 	return nil
 }
 
+// Load is how many volumes are attached to a node.
+func (v *View) Load(node string) int {
+	n, _ := v.loads.Get(node)
+	return n
+}
+
+// Consumer is the consumer of a name, nil if none was registered.
+func (v *View) Consumer(name string) *metapb.Consumer {
+	c, _ := v.consumers.Get(name)
+	return c
+}
+
+// Consumers are all consumers by name.
+func (v *View) Consumers() []*metapb.Consumer { return slices.Collect(values(v.consumers)) }
+
+// KnowsRack reports whether a node or a consumer is in a rack.
+func (v *View) KnowsRack(rack string) bool {
+	for n := range values(v.nodes) {
+		if n.Rack == rack {
+			return true
+		}
+	}
+	for c := range values(v.consumers) {
+		if c.Rack == rack {
+			return true
+		}
+	}
+	return false
+}
+
 // Run is a born run of a volume, nil if it is unborn.
 func (v *View) Run(id block.VolumeID, index block.RunIndex) *metapb.Run {
 	vol, ok := v.volumes.Get(id)
@@ -265,15 +306,34 @@ func (v *View) Tombstone(id block.VolumeID) (index uint64, ok bool) { return v.t
 func (v *View) Events(after uint64) (events []*metapb.Event, ok bool) { return v.events.after(after) }
 
 // Provisioned is the bytes promised to all volumes, replicas included.
-func (v *View) Provisioned() int64 { return v.demand.Promised() }
+func (v *View) Provisioned() int64 { return v.Promises().Total() }
 
-// Capacity is what can still be promised in the cell, or in a rack if it is not empty.
-func (v *View) Capacity(rack string, replicas int) placement.Capacity {
-	return v.cell().Capacity(v.demand, rack, replicas)
+// Promises is what was promised to all volumes.
+func (v *View) Promises() placement.Promises {
+	p := placement.Promises{Free: v.demand, Racks: make(map[string]placement.Demand, v.pinned.Len())}
+	for rack, d := range entries(v.pinned) {
+		p.Racks[rack] = d
+	}
+	return p
 }
 
-// RackOf is the rack in which the members of a volume are, empty if it has none: placement.Request.Rack.
+// Capacity is what can still be promised to volumes with so many replicas in
+// the cell, or, if it is not empty, in a rack.
+func (v *View) Capacity(rack string, replicas int) placement.Capacity {
+	return v.cell().Capacity(v.Promises(), rack, replicas)
+}
+
+// CapacityOfRacks is what can still be promised to volumes that lie in one rack, whichever.
+func (v *View) CapacityOfRacks(replicas int) placement.Capacity {
+	return v.cell().CapacityOfRacks(v.Promises(), replicas)
+}
+
+// RackOf is a volume's rack, placement.Request.Rack: the one it was created
+// for, else that of its members, empty if it has none.
 func (v *View) RackOf(id block.VolumeID) string {
+	if rack := v.Volume(id).GetRack(); rack != "" {
+		return rack
+	}
 	for _, m := range v.Members(id) {
 		if d, err := parseDisk(m.DiskId); err == nil {
 			if n := v.Node(v.Disk(d).GetNode()); n != nil {

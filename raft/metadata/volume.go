@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/raft/placement"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -24,6 +25,11 @@ func (d *draft) createVolume(c *metapb.CreateVolume) (*metapb.Volume, error) {
 	if err := ValidatePolicy(c.Policy); err != nil {
 		return nil, fmt.Errorf("volume %q: %w", c.Name, err)
 	}
+	if c.Rack != "" {
+		if err := ValidateRack(c.Rack); err != nil {
+			return nil, fmt.Errorf("volume %q: %w", c.Name, err)
+		}
+	}
 	if old := d.VolumeByName(c.Name); old != nil {
 		return old, sameVolume(old, c)
 	}
@@ -33,20 +39,46 @@ func (d *draft) createVolume(c *metapb.CreateVolume) (*metapb.Volume, error) {
 	if at, ok := d.Tombstone(id); ok {
 		return nil, fmt.Errorf("%w: volume id %s was used and deleted at index %d", block.ErrExists, id, at)
 	}
-	if err := d.cell().CheckCreate(d.demand, c.Policy, c.Size); err != nil {
+	if err := d.cell().CheckCreate(d.Promises(), c.Policy, pinnedTo(c.Policy, c.Rack), c.Size); err != nil {
 		return nil, fmt.Errorf("volume %q: %w", c.Name, err)
 	}
 	v := &volume{id: id, runs: newRuns(), Volume: &metapb.Volume{
 		Id: c.Id, Name: c.Name, Size: c.Size, WantedSize: c.Size, Policy: proto.CloneOf(c.Policy),
-		Version: 1, CacheEpoch: 1, CreatedAt: d.time,
+		Version: 1, CacheEpoch: 1, CreatedAt: d.time, Rack: c.Rack, Format: metapb.Volume_NONE,
 	}}
 	d.volumes, d.names = d.volumes.Set(id, v), d.names.Set(v.Name, id)
-	d.demand[v.Policy.Replicas] += v.WantedSize
+	d.promise(v.Volume, v.WantedSize)
 	d.emitVolume(VolumeCreated, v, "", "volume %q of %d bytes was created", v.Name, v.Size)
 	return v.Volume, nil
 }
 
-// sameVolume returns ErrExists, naming each difference, unless a volume is what a create of its name asks for.
+// pinnedTo is the rack that all copies of a volume must lie in, if there is one.
+func pinnedTo(p *metapb.Policy, rack string) string {
+	if p.GetAccess() == metapb.Policy_SAME_RACK {
+		return rack
+	}
+	return ""
+}
+
+// promise counts bytes more (or less) of a volume's wanted size.
+func (d *draft) promise(v *metapb.Volume, bytes int64) {
+	rack := pinnedTo(v.Policy, v.Rack)
+	if rack == "" {
+		d.demand[v.Policy.Replicas] += bytes
+		return
+	}
+	of, _ := d.pinned.Get(rack)
+	of[v.Policy.Replicas] += bytes
+	if of == (placement.Demand{}) {
+		d.pinned = d.pinned.Delete(rack)
+	} else {
+		d.pinned = d.pinned.Set(rack, of)
+	}
+}
+
+// sameVolume returns ErrExists, naming each difference, unless a volume is what
+// a create of its name asks for. Where a volume that is reachable from every
+// rack lies is no difference.
 func sameVolume(v *metapb.Volume, c *metapb.CreateVolume) error {
 	var differs []string
 	differ := func(what string, has, asked any) {
@@ -62,6 +94,9 @@ func sameVolume(v *metapb.Volume, c *metapb.CreateVolume) error {
 	differ("durability", has.Durability, asked.Durability)
 	differ("on-full", has.OnFull, asked.OnFull)
 	differ("block size", has.BlockSize, asked.BlockSize)
+	if c.Rack != "" && has.Access == metapb.Policy_SAME_RACK {
+		differ("rack", v.Rack, c.Rack)
+	}
 	if differs == nil {
 		return nil
 	}
@@ -84,12 +119,12 @@ func (d *draft) resizeVolume(c *metapb.ResizeVolume) (*metapb.Volume, error) {
 		return v.Volume, nil
 	}
 	more := c.Size - v.WantedSize
-	if err := d.cell().CheckGrowth(d.demand, v.Policy, more); err != nil {
+	if err := d.cell().CheckGrowth(d.Promises(), v.Policy, pinnedTo(v.Policy, v.Rack), more); err != nil {
 		return nil, fmt.Errorf("growing volume %q: %w", v.Name, err)
 	}
 	next := v.changed()
 	next.WantedSize = c.Size
-	d.demand[v.Policy.Replicas] += more
+	d.promise(next.Volume, more)
 	if v.grant == nil {
 		next.Size = c.Size
 		d.emitVolume(VolumeGrown, next, "", "volume %q grew from %d to %d bytes", v.Name, v.Size, next.Size)
@@ -109,11 +144,11 @@ func (d *draft) deleteVolume(c *metapb.DeleteVolume) error {
 		return nil
 	}
 	if len(v.attachments) > 0 {
-		return fmt.Errorf("%w: volume %q is attached to node %q: detach it first", block.ErrInUse, v.Name, v.attachments[0].Node)
+		return fmt.Errorf("%w: volume %q is attached to %s: detach it first", block.ErrInUse, v.Name, nodesOf(v.attachments))
 	}
 	d.volumes, d.names = d.volumes.Delete(id), d.names.Delete(v.Name)
 	d.tombstones = d.tombstones.Set(id, d.index)
-	d.demand[v.Policy.Replicas] -= v.WantedSize
+	d.promise(v.Volume, -v.WantedSize)
 	d.emitVolume(VolumeDeleted, v, v.grant.GetNode(), "volume %q was deleted", v.Name)
 	return nil
 }

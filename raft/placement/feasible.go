@@ -2,32 +2,45 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-// Feasible returns ErrPrecondition unless the cell, or one of its racks for
-// access SAME_RACK, has as many nodes with disks as the policy has replicas,
-// and ErrNoSpace if it has but their disks are full. Which nodes are up is not asked.
-func (c Cell) Feasible(p *metapb.Policy) error {
-	want := int(p.GetReplicas())
-	all := c.count("")
-	if p.GetAccess() == metapb.Policy_SAME_RACK {
+// feasible returns ErrPrecondition unless the cell has as many nodes with disks
+// as the policy has replicas, and ErrNoSpace if it has but their disks are full,
+// or if rack is not empty and has too few. Which nodes are up is not asked.
+func (c Cell) feasible(p *metapb.Policy, rack string) error {
+	want, counts := int(p.GetReplicas()), c.counts()
+	all := counts[rack]
+	if rack == "" && p.GetAccess() == metapb.Policy_SAME_RACK {
 		all = nodeCount{}
 		for _, n := range c.Nodes {
-			in := c.count(n.Rack)
+			in := counts[n.Rack]
 			all.usable, all.online = max(all.usable, in.usable), max(all.online, in.online)
 		}
 	}
 	switch {
+	case all.usable < want && rack != "":
+		return tooFewNodes(p, rack, all.usable, block.ErrNoSpace)
 	case all.usable < want:
-		return tooFewNodes(p, "", all.usable)
+		return tooFewNodes(p, "", all.usable, block.ErrPrecondition)
 	case all.online < want:
-		return fmt.Errorf("%w: %s asked for, %s a disk that is not full: add disks or delete data",
-			block.ErrNoSpace, asked(p), have(all.online))
+		return fmt.Errorf("%w: %s asked for, %s a disk that is not full%s: add disks or delete data",
+			block.ErrNoSpace, asked(p), have(all.online), inRack(rack))
 	}
 	return nil
+}
+
+// racks are the racks of the nodes, in order.
+func (c Cell) racks() []string {
+	var racks []string
+	for _, n := range c.Nodes {
+		racks = append(racks, n.Rack)
+	}
+	slices.Sort(racks)
+	return slices.Compact(racks)
 }
 
 // nodeCount is how many nodes there are of each kind, each kind among the one before.
@@ -36,16 +49,12 @@ type nodeCount struct {
 	online int // with a disk that is not full either
 }
 
-// count counts the nodes of a rack, of the cell if rack is empty.
-func (c Cell) count(rack string) nodeCount {
+// counts counts the nodes of each rack, and under "" those of the cell.
+func (c Cell) counts() map[string]nodeCount {
 	nodes := map[string]nodeCount{} // each 0 or 1
-	for _, n := range c.Nodes {
-		if rack == "" || n.Rack == rack {
-			nodes[n.Name] = nodeCount{}
-		}
-	}
 	for _, d := range c.Disks {
-		if n, known := nodes[d.Node]; known && d.State != metapb.Disk_FAILED {
+		if d.Node != "" && d.State != metapb.Disk_FAILED {
+			n := nodes[d.Node]
 			n.usable = 1
 			if d.State == metapb.Disk_ONLINE {
 				n.online = 1
@@ -53,12 +62,16 @@ func (c Cell) count(rack string) nodeCount {
 			nodes[d.Node] = n
 		}
 	}
-	var sum nodeCount
-	for _, n := range nodes {
-		sum.usable += n.usable
-		sum.online += n.online
+	racks := map[string]nodeCount{}
+	for _, n := range c.Nodes {
+		for _, rack := range []string{"", n.Rack} {
+			sum := racks[rack]
+			sum.usable += nodes[n.Name].usable
+			sum.online += nodes[n.Name].online
+			racks[rack] = sum
+		}
 	}
-	return sum
+	return racks
 }
 
 // shortage says why a request cannot be placed now, nil if it can.
@@ -70,12 +83,12 @@ func (p *placer) shortage(c Cell) error {
 			room++
 		}
 	}
-	registered := c.count(p.rack).usable
+	registered := c.counts()[p.rack].usable
 	switch {
 	case room >= want:
 		return nil
 	case registered < want:
-		return tooFewNodes(policy, p.rack, registered)
+		return tooFewNodes(policy, p.rack, registered, block.ErrPrecondition)
 	case up < want:
 		return fmt.Errorf("%w: %s asked for, %d of %d nodes with disks%s can be reached: start the others or add nodes",
 			block.ErrUnavailable, asked(policy), up, registered, inRack(p.rack))
@@ -84,7 +97,7 @@ func (p *placer) shortage(c Cell) error {
 		block.ErrNoSpace, asked(policy), have(room), inRack(p.rack))
 }
 
-func tooFewNodes(p *metapb.Policy, rack string, nodes int) error {
+func tooFewNodes(p *metapb.Policy, rack string, nodes int, sentinel error) error {
 	remedy := fmt.Sprintf("add nodes or use --replicas %d", nodes)
 	where := inRack(rack)
 	switch {
@@ -96,7 +109,7 @@ func tooFewNodes(p *metapb.Policy, rack string, nodes int) error {
 			where = " in any one rack"
 		}
 	}
-	return fmt.Errorf("%w: %s asked for, %s a usable disk%s: %s", block.ErrPrecondition, asked(p), have(nodes), where, remedy)
+	return fmt.Errorf("%w: %s asked for, %s a usable disk%s: %s", sentinel, asked(p), have(nodes), where, remedy)
 }
 
 func asked(p *metapb.Policy) string {

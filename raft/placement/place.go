@@ -18,8 +18,8 @@ type Request struct {
 	Runs       []block.RunIndex
 	ExtentSize int64  // bytes a disk must have room for
 	Near       string // node that the first replica should be on, else in its rack; may be empty
-	// Rack is where all replicas must be if the policy's access is SAME_RACK: the rack of the
-	// volume's members, if it has any. Empty: Near's rack.
+	// Rack is the volume's. If the policy's access is SAME_RACK all replicas must be there; empty: in
+	// Near's rack. Else one of them should be: the first, if no disk of Near can take it.
 	Rack string
 }
 
@@ -109,12 +109,22 @@ func (p *placer) candidates(chosen []*candidate) []*candidate {
 	all := filter(p.disks, func(d *candidate) bool {
 		return !slices.ContainsFunc(chosen, func(o *candidate) bool { return o.node == d.node })
 	})
-	if len(chosen) == 0 && p.q.Near != "" {
+	in := func(rack string) []*candidate {
+		return filter(all, func(d *candidate) bool { return rack != "" && d.rack == rack })
+	}
+	if len(chosen) == 0 {
 		if on := filter(all, func(d *candidate) bool { return d.node == p.q.Near }); len(on) > 0 {
 			return on
 		}
-		if in := filter(all, func(d *candidate) bool { return d.rack == p.near }); len(in) > 0 {
-			return in
+	}
+	if !slices.ContainsFunc(chosen, func(o *candidate) bool { return o.rack == p.q.Rack }) {
+		if wished := in(p.q.Rack); len(wished) > 0 {
+			return wished
+		}
+	}
+	if len(chosen) == 0 {
+		if near := in(p.near); len(near) > 0 {
+			return near
 		}
 	}
 	if p.q.Policy.GetSpread() == metapb.Policy_RACK {

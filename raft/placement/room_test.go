@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,29 +45,37 @@ func TestCapacityTable(t *testing.T) {
 		name      string
 		cell      Cell
 		demand    Demand
+		pinned    map[string]Demand
 		rack      string
 		replicas  int
 		available int64
 		maximum   int64
 	}{
-		{"one replica uses all", uneven, Demand{}, "", 1, 120 * gib, 120 * gib},
-		{"two replicas use what the largest node can be matched with", uneven, Demand{}, "", 2, 20 * gib, 20 * gib},
-		{"three replicas use the smallest node", uneven, Demand{}, "", 3, 10 * gib, 10 * gib},
-		{"demand of three replicas leaves nothing for two", uneven, Demand{3: 10 * gib}, "", 2, 0, 0},
-		{"but something for one", uneven, Demand{3: 10 * gib}, "", 1, 90 * gib, 90 * gib},
-		{"never negative", uneven, Demand{1: 500 * gib}, "", 1, 0, 0},
-		{"a rack with its own nodes", uneven, Demand{}, "r1", 2, 10 * gib, 10 * gib},
-		{"a rack with too few nodes", uneven, Demand{}, "r2", 2, 0, 0},
-		{"a rack's share of the demand", uneven, Demand{1: 60 * gib}, "r2", 1, 5 * gib, 5 * gib},
-		{"no such rack", uneven, Demand{}, "r9", 1, 0, 0},
-		{"the largest volume fits a small machine", cell(0, "a r1 4096"), Demand{}, "", 1, 64 << 40, 64 << 40},
-		{"ten times the capacity of a large one", cell(0, fmt.Sprint("a r1 ", int64(10<<40))), Demand{1: 1 << 40}, "", 1, 99 << 40, 64 << 40},
-		{"replicas out of range", uneven, Demand{}, "", 4, 0, 0},
-		{"absurd capacities do not wrap", cell(1000, fmt.Sprint("a r1 ", int64(1)<<62), fmt.Sprint("b r1 ", int64(1)<<62)), Demand{}, "", 1,
+		{"one replica uses all", uneven, Demand{}, nil, "", 1, 120 * gib, 120 * gib},
+		{"two replicas use what the largest node can be matched with", uneven, Demand{}, nil, "", 2, 20 * gib, 20 * gib},
+		{"three replicas use the smallest node", uneven, Demand{}, nil, "", 3, 10 * gib, 10 * gib},
+		{"demand of three replicas leaves nothing for two", uneven, Demand{3: 10 * gib}, nil, "", 2, 0, 0},
+		{"but something for one", uneven, Demand{3: 10 * gib}, nil, "", 1, 90 * gib, 90 * gib},
+		{"never negative", uneven, Demand{1: 500 * gib}, nil, "", 1, 0, 0},
+		{"a rack with its own nodes", uneven, Demand{}, nil, "r1", 2, 10 * gib, 10 * gib},
+		{"a rack with too few nodes", uneven, Demand{}, nil, "r2", 2, 0, 0},
+		{"a rack's share of the demand", uneven, Demand{1: 60 * gib}, nil, "r2", 1, 5 * gib, 5 * gib},
+		{"no such rack", uneven, Demand{}, nil, "r9", 1, 0, 0},
+		{"the largest volume fits a small machine", cell(0, "a r1 4096"), Demand{}, nil, "", 1, 64 << 40, 64 << 40},
+		{"ten times the capacity of a large one", cell(0, fmt.Sprint("a r1 ", int64(10<<40))), Demand{1: 1 << 40}, nil, "", 1, 99 << 40, 64 << 40},
+		{"replicas out of range", uneven, Demand{}, nil, "", 4, 0, 0},
+		{"absurd capacities do not wrap", cell(1000, fmt.Sprint("a r1 ", int64(1)<<62), fmt.Sprint("b r1 ", int64(1)<<62)), Demand{}, nil, "", 1,
 			1<<63 - 4096, 64 << 40},
+		{"promises to a rack are its own", uneven, Demand{}, map[string]Demand{"r1": {1: 60 * gib}}, "r2", 1, 10 * gib, 10 * gib},
+		{"and take from the rack", uneven, Demand{}, map[string]Demand{"r1": {1: 60 * gib}}, "r1", 1, 50 * gib, 50 * gib},
+		{"and from the cell", uneven, Demand{}, map[string]Demand{"r1": {1: 60 * gib}}, "", 1, 60 * gib, 60 * gib},
+		{"two copies in a rack fill its smaller node", uneven, Demand{}, map[string]Demand{"r1": {2: 10 * gib}}, "r1", 1, 90 * gib, 90 * gib},
+		{"what lies in a rack leaves its partner none", uneven, Demand{}, map[string]Demand{"r2": {1: 10 * gib}}, "", 3, 0, 0},
+		{"a rack that lost its nodes burdens nobody", uneven, Demand{}, map[string]Demand{"r9": {1: 500 * gib}}, "r2", 1, 10 * gib, 10 * gib},
+		{"nor does one that is promised too much", uneven, Demand{}, map[string]Demand{"r1": {1: 500 * gib}}, "", 1, 10 * gib, 10 * gib},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := c.cell.Capacity(c.demand, c.rack, c.replicas)
+			got := c.cell.Capacity(Promises{Free: c.demand, Racks: c.pinned}, c.rack, c.replicas)
 			if want := (Capacity{c.available, c.maximum}); got != want {
 				t.Errorf("got %+v, want %+v", got, want)
 			}
@@ -74,97 +83,154 @@ func TestCapacityTable(t *testing.T) {
 	}
 }
 
-// TestMaximumIsAcceptedAndNotMore is B139, for any cell and demand.
+// TestMaximumIsAcceptedAndNotMore is B139, for any cell and promises, for the cell and each rack.
 func TestMaximumIsAcceptedAndNotMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCell(t, 1)
-		var demand Demand
-		for r := 1; r <= MaxReplicas; r++ { // made by volumes that were accepted
-			for range rapid.IntRange(0, 2).Draw(t, "volumes") {
-				if most := c.Capacity(demand, "", r).MaximumVolumeSize; most > 0 {
-					demand[r] += quantum(rapid.Int64Range(1, most).Draw(t, "size"))
+		promised := drawPromises(t, c)
+		for r := 1; r <= MaxReplicas; r++ {
+			for _, rack := range append(c.racks(), "", "r9") {
+				most := c.Capacity(promised, rack, r).MaximumVolumeSize
+				p := policy(uint32(r))
+				if rack != "" {
+					p.Access = metapb.Policy_SAME_RACK
+				}
+				if err := c.CheckCreate(promised, p, rack, most); most > 0 && err != nil {
+					t.Fatalf("%d bytes with %d replicas in %q: %v", most, r, rack, err)
+				}
+				if err := c.CheckCreate(promised, p, rack, most+block.SizeQuantum); err == nil && most < block.MaxVolumeSize {
+					t.Fatalf("%d bytes with %d replicas in %q are too much and accepted", most+block.SizeQuantum, r, rack)
 				}
 			}
 		}
-		for r := 1; r <= MaxReplicas; r++ {
-			most := c.Capacity(demand, "", r).MaximumVolumeSize
-			if err := c.CheckCreate(demand, policy(uint32(r)), most); most > 0 && err != nil {
-				t.Fatalf("%d bytes with %d replicas: %v", most, r, err)
-			}
-			if err := c.CheckCreate(demand, policy(uint32(r)), most+block.SizeQuantum); err == nil && most < block.MaxVolumeSize {
-				t.Fatalf("%d bytes with %d replicas are too much and accepted", most+block.SizeQuantum, r)
-			}
-		}
 	})
 }
 
-// TestRoomIsExact compares the cuts with a placement by hand: a volume is
-// accepted exactly if volumes can be cut into pieces that lie on distinct nodes.
-func TestRoomIsExact(t *testing.T) {
+// drawPromises promises to volumes that are accepted.
+func drawPromises(t *rapid.T, c Cell) Promises {
+	promised := Promises{Racks: map[string]Demand{}}
+	for range rapid.IntRange(0, 6).Draw(t, "volumes") {
+		rack := rapid.SampledFrom(append(c.racks(), "")).Draw(t, "in")
+		r := rapid.IntRange(1, MaxReplicas).Draw(t, "replicas")
+		most := c.Capacity(promised, rack, r).MaximumVolumeSize
+		if most == 0 {
+			continue
+		}
+		promise(&promised, rack, r, quantum(rapid.Int64Range(1, most).Draw(t, "size")))
+	}
+	return promised
+}
+
+func promise(p *Promises, rack string, replicas int, size int64) {
+	if rack == "" {
+		p.Free[replicas] += size
+		return
+	}
+	d := p.Racks[rack]
+	d[replicas] += size
+	p.Racks[rack] = d
+}
+
+// TestAcceptedFits: whatever is accepted can be cut into pieces that lie on
+// distinct nodes, those of a rack's volumes in the rack; and a volume that may
+// lie anywhere is refused only if it could not.
+func TestAcceptedFits(t *testing.T) {
+	const unit = block.SizeQuantum
 	rapid.Check(t, func(t *rapid.T) {
-		limits := rapid.SliceOfN(rapid.Int64Range(0, 12), 1, 5).Draw(t, "limits")
-		r := room{limits: append([]int64(nil), limits...)}
-		sortDescending(r.limits)
-		var volumes []int // replicas of each volume of one unit
-		for range rapid.IntRange(0, 12).Draw(t, "volumes") {
-			replicas := rapid.IntRange(1, MaxReplicas).Draw(t, "replicas")
-			volumes = append(volumes, replicas)
-			r.demand[replicas]++
+		c := Cell{Overcommit: 1}
+		for i, n := range rapid.SliceOfN(rapid.IntRange(0, 5), 1, 5).Draw(t, "units") {
+			name := fmt.Sprint("n", i)
+			c.Nodes = append(c.Nodes, &metapb.Node{Name: name, Rack: fmt.Sprint("r", rapid.IntRange(0, 2).Draw(t, "rack")), Up: true})
+			c.Disks = append(c.Disks, disk(name, i, int64(n)*unit))
 		}
-		fits := true
-		for k := range MaxReplicas {
-			fits = fits && r.demand.beyond(k) <= r.limit(k)
-		}
-		if want := placeable(limits, volumes); fits != want {
-			t.Fatalf("nodes %v, volumes %v: cuts say %t, placing says %t", limits, volumes, fits, want)
+		promised := Promises{Racks: map[string]Demand{}}
+		var volumes []unitVolume
+		for range rapid.IntRange(1, 14).Draw(t, "volumes") {
+			v := unitVolume{rapid.SampledFrom(append(c.racks(), "", "")).Draw(t, "in"), rapid.IntRange(1, MaxReplicas).Draw(t, "replicas")}
+			p := policy(uint32(v.replicas))
+			if v.rack != "" {
+				p.Access = metapb.Policy_SAME_RACK
+			}
+			accepted := c.CheckGrowth(promised, p, v.rack, unit) == nil
+			fits := placeable(c, append(slices.Clone(volumes), v))
+			if accepted && !fits || v.rack == "" && fits && !accepted {
+				t.Fatalf("%v beside %v: accepted %t, fits %t", v, volumes, accepted, fits)
+			}
+			if accepted {
+				promise(&promised, v.rack, v.replicas, unit)
+				volumes = append(volumes, v)
+			}
 		}
 	})
 }
 
-// placeable places unit volumes, those with most replicas first, each on the
-// emptiest nodes: for units that is always the best that can be done.
-func placeable(limits []int64, volumes []int) bool {
-	free := append([]int64(nil), limits...)
-	for want := MaxReplicas; want > 0; want-- {
-		for _, replicas := range volumes {
-			if replicas != want {
+// unitVolume is a volume of one unit.
+type unitVolume struct {
+	rack     string
+	replicas int
+}
+
+// placeable looks for a placement by augmenting paths: it is a flow from volumes to nodes.
+func placeable(c Cell, volumes []unitVolume) bool {
+	free := make([]int64, len(c.Nodes))
+	for i, d := range c.Disks {
+		free[i] = d.Capacity / block.SizeQuantum
+	}
+	on := make([]map[int]bool, len(volumes)) // nodes of each volume
+	var place func(v int, tried map[int]bool) bool
+	place = func(v int, tried map[int]bool) bool {
+		for n, node := range c.Nodes {
+			if tried[n] || on[v][n] || volumes[v].rack != "" && volumes[v].rack != node.Rack {
 				continue
 			}
-			sortDescending(free)
-			for i := range replicas {
-				if i >= len(free) || free[i] == 0 {
-					return false
+			tried[n] = true
+			if free[n] > 0 {
+				free[n]--
+				on[v][n] = true
+				return true
+			}
+			for other := range volumes { // make room: move somebody's copy away
+				if on[other][n] && place(other, tried) {
+					delete(on[other], n)
+					on[v][n] = true
+					return true
 				}
-				free[i]--
+			}
+		}
+		return false
+	}
+	for v := range volumes {
+		on[v] = map[int]bool{}
+	}
+	for v, volume := range volumes {
+		for range volume.replicas {
+			if !place(v, map[int]bool{}) {
+				return false
 			}
 		}
 	}
 	return true
 }
 
-func sortDescending(s []int64) {
-	for i := range s {
-		for j := i; j > 0 && s[j] > s[j-1]; j-- {
-			s[j], s[j-1] = s[j-1], s[j]
-		}
-	}
-}
-
 // TestRacksAddUp is the last part of B138.
 func TestRacksAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCell(t, 1)
-		demand := Demand{1: rapid.Int64Range(0, 1<<42).Draw(t, "demand")}
-		racks, sum := map[string]bool{}, int64(0)
-		for _, n := range c.Nodes {
-			if !racks[n.Rack] {
-				sum += c.Capacity(demand, n.Rack, 1).Available
-			}
-			racks[n.Rack] = true
+		promised := Promises{Racks: map[string]Demand{}}
+		for range 3 {
+			rack := rapid.SampledFrom(append(c.racks(), "", "")).Draw(t, "in")
+			promise(&promised, rack, 1, rapid.Int64Range(0, c.Capacity(promised, rack, 1).Available).Draw(t, "promised"))
 		}
-		all := c.Capacity(demand, "", 1).Available
-		if rounding := int64(len(racks)+1) * 2 * block.SizeQuantum; sum > all || sum < all-rounding {
+		sum := int64(0)
+		for _, rack := range c.racks() {
+			sum += c.Capacity(promised, rack, 1).Available
+		}
+		all := c.Capacity(promised, "", 1).Available
+		if rounding := int64(len(c.racks())+1) * 2 * block.SizeQuantum; sum > all || sum < all-rounding {
 			t.Fatalf("racks have %d, the cell %d", sum, all)
+		}
+		if of := c.CapacityOfRacks(promised, 1).Available; of != sum {
+			t.Fatalf("racks have %d, together they say %d", sum, of)
 		}
 	})
 }
@@ -203,17 +269,17 @@ func TestRefusals(t *testing.T) {
 		want error
 		says string
 	}{
-		{"too few nodes", one.Feasible(policy(3)), block.ErrPrecondition,
+		{"too few nodes", one.feasible(policy(3), ""), block.ErrPrecondition,
 			"3 replicas on distinct nodes were asked for, 1 node has a usable disk: add nodes or use --replicas 1"},
 		{"too few nodes to place", place(one, policy(3)), block.ErrPrecondition, "add nodes or use --replicas 1"},
-		{"no disk", failed.Feasible(policy(1)), block.ErrPrecondition, "1 replica was asked for, no node has a usable disk: start a server with --disk"},
-		{"full", full.Feasible(policy(2)), block.ErrNoSpace, "1 node has a disk that is not full: add disks or delete data"},
+		{"no disk", failed.feasible(policy(1), ""), block.ErrPrecondition, "1 replica was asked for, no node has a usable disk: start a server with --disk"},
+		{"full", full.feasible(policy(2), ""), block.ErrNoSpace, "1 node has a disk that is not full: add disks or delete data"},
 		{"full to place", place(full, policy(2)), block.ErrNoSpace, "1 node has a disk with room: add disks or delete data"},
-		{"down", down.Feasible(policy(2)), nil, ""},
+		{"down", down.feasible(policy(2), ""), nil, ""},
 		{"down to place", place(down, policy(2)), block.ErrUnavailable, "1 of 2 nodes with disks can be reached: start the others or add nodes"},
-		{"rack", full.Feasible(inRack), block.ErrPrecondition, "in any one rack: add nodes or use --replicas 1 or --access cluster"},
+		{"rack", full.feasible(inRack, ""), block.ErrPrecondition, "in any one rack: add nodes or use --replicas 1 or --access cluster"},
 		{"rack to place", place(full, inRack), block.ErrPrecondition, `in rack "r1"`},
-		{"no room", one.CheckCreate(Demand{}, policy(1), 2<<30), block.ErrNoSpace, "at most 1073741824 more may be promised: add disks"},
+		{"no room", one.CheckCreate(Promises{}, policy(1), "", 2<<30), block.ErrNoSpace, "at most 1073741824 more may be promised: add disks"},
 		{"replicas", place(one, policy(0)), block.ErrInvalid, "replicas must be 1 to 3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
