@@ -6,6 +6,7 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/gabion-storage/gabion/csi/driver"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -31,6 +32,7 @@ var capabilities = []csispec.ControllerServiceCapability_RPC_Type{
 	csispec.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	csispec.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
 	csispec.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+	driver.ControllerVolumeCondition,
 }
 
 // ControllerGetCapabilities implements the Controller service.

@@ -3,8 +3,10 @@ package controller
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/gabion-storage/gabion/csi/driver"
@@ -19,9 +21,9 @@ func (c *Controller) ListVolumes(ctx context.Context, in *csispec.ListVolumesReq
 	}
 	out := &csispec.ListVolumesResponse{NextToken: page.Next}
 	for _, v := range page.Volumes {
-		out.Entries = append(out.Entries, &csispec.ListVolumesResponse_Entry{
-			Volume: describe(v), Status: &csispec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: v.Nodes},
-		})
+		status := &csispec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: v.Nodes}
+		setCondition(status, v)
+		out.Entries = append(out.Entries, &csispec.ListVolumesResponse_Entry{Volume: describe(v), Status: status})
 	}
 	return out, nil
 }
@@ -43,9 +45,18 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, in *csispec.Contro
 	if err != nil {
 		return nil, err
 	}
-	return &csispec.ControllerGetVolumeResponse{
-		Volume: describe(v), Status: &csispec.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: v.Nodes},
-	}, nil
+	status := &csispec.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: v.Nodes}
+	setCondition(status, v)
+	return &csispec.ControllerGetVolumeResponse{Volume: describe(v), Status: status}, nil
+}
+
+// setCondition says in one sentence what health says in a list.
+func setCondition(status proto.Message, v Volume) {
+	var all []string
+	for _, t := range v.Trouble {
+		all = append(all, t.Message)
+	}
+	driver.SetCondition(status, len(all) > 0, strings.Join(all, " "))
 }
 
 func (c *Controller) find(ctx context.Context, id string) (Volume, error) {

@@ -78,6 +78,15 @@ func TestHealth(t *testing.T) {
 		list[1].GetReason() != "Impaired" || list[1].GetStatus() != csispec.VolumeHealthErrorType_DEGRADED {
 		t.Errorf("got %v", list)
 	}
+	listed, err := c.ListVolumes(t.Context(), &csispec.ListVolumesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range listed.GetEntries() {
+		if abnormal, message, ok := driver.Condition(e.GetStatus()); !ok || abnormal != (i%3 == 1) || abnormal && message != "A. B. C." {
+			t.Errorf("v%d: %v, %q, %v", i, abnormal, message, ok)
+		}
+	}
 	n := 0
 	for token, first := "", true; first || token != ""; first = false {
 		r, err := c.ControllerListVolumeHealth(t.Context(), &csispec.ControllerListVolumeHealthRequest{MaxEntries: 1, StartingToken: token})
