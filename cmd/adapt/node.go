@@ -1,0 +1,103 @@
+package adapt
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+
+	"github.com/gabion-storage/gabion/csi/node"
+	"github.com/gabion-storage/gabion/nbd/kernel"
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// Node is node.Volumes and kernel.Metadata over the metadata API, on behalf of one consumer.
+type Node struct {
+	API  metapb.MetadataClient
+	Name string
+}
+
+var (
+	_ node.Volumes    = Node{}
+	_ kernel.Metadata = Node{}
+)
+
+// Describe implements node.Volumes. It is one read, so that what it says of the
+// format and of births is of one moment.
+func (n Node) Describe(ctx context.Context, id block.VolumeID) (node.Volume, error) {
+	r, err := n.API.GetVolume(ctx, &metapb.GetVolumeRequest{Volume: byID(id)})
+	if err != nil {
+		return node.Volume{}, err
+	}
+	for _, a := range r.GetAttachments() {
+		if a.GetNode() != n.Name {
+			continue
+		}
+		if err := n.live(a); err != nil {
+			return node.Volume{}, err
+		}
+		aid, err := attachmentID(a)
+		v := r.GetVolume()
+		return node.Volume{
+			Attachment: aid, Size: v.GetSize(), ReadOnly: a.GetReadOnly(), Format: formatFrom(v.GetFormat()), Born: r.GetBornExtents() != 0,
+		}, err
+	}
+	return node.Volume{}, fmt.Errorf("%w: volume %s is not attached to node %s", block.ErrNotFound, id, n.Name)
+}
+
+// live refuses an attachment that is about to end: nothing new is built on it,
+// but it has not ended either.
+func (n Node) live(a *metapb.Attachment) error {
+	if a.GetRevoking() {
+		return fmt.Errorf("%w: volume %s is being detached from node %s", block.ErrUnavailable, a.GetVolumeId(), n.Name)
+	}
+	return nil
+}
+
+// formatFrom takes what a newer version may say for a volume that is in use: never to be formatted.
+func formatFrom(f metapb.Volume_Format) node.FormatState {
+	switch f {
+	case metapb.Volume_FORMAT_UNSPECIFIED, metapb.Volume_NONE: // a volume of before the field has none
+		return node.FormatNone
+	case metapb.Volume_STARTED:
+		return node.FormatStarted
+	}
+	return node.FormatDone
+}
+
+func formatTo(f node.FormatState) metapb.Volume_Format {
+	switch f {
+	case node.FormatNone:
+		return metapb.Volume_NONE
+	case node.FormatStarted:
+		return metapb.Volume_STARTED
+	}
+	return metapb.Volume_DONE
+}
+
+// SetFormat implements node.Volumes.
+func (n Node) SetFormat(ctx context.Context, id block.VolumeID, a block.AttachmentID, f node.FormatState) error {
+	_, err := n.API.SetFormat(ctx, &metapb.SetFormatRequest{Volume: byID(id), AttachmentId: a.String(), Format: formatTo(f)})
+	return err
+}
+
+// Attachment implements kernel.Metadata.
+func (n Node) Attachment(ctx context.Context, id block.VolumeID) (kernel.Attachment, error) {
+	r, err := n.API.GetAttachment(ctx, &metapb.GetAttachmentRequest{Volume: byID(id), Node: n.Name})
+	if err != nil {
+		return kernel.Attachment{}, err
+	}
+	if err := n.live(r.GetAttachment()); err != nil {
+		return kernel.Attachment{}, err
+	}
+	v, a := r.GetVolume(), r.GetAttachment()
+	aid, err := attachmentID(a)
+	out := kernel.Attachment{
+		ID: aid, Token: kernel.Token(base64.RawURLEncoding.EncodeToString(a.GetToken())), Epoch: block.CacheEpoch(v.GetCacheEpoch()),
+		Size: v.GetSize(), BlockSize: int64(v.GetPolicy().GetBlockSize()), ReadOnly: a.GetReadOnly(),
+	}
+	for _, e := range r.GetEndpoints() {
+		out.Addresses = append(out.Addresses, e.GetNbdAddress())
+	}
+	return out, err
+}
