@@ -25,7 +25,7 @@ type Cache struct {
 
 // tools are the programs that a run needs, with the packages that bring them.
 var tools = map[string]string{
-	"qemu-system-x86_64": "qemu-system-x86", "debootstrap": "debootstrap", "mke2fs": "e2fsprogs", "dpkg-deb": "dpkg",
+	"qemu-system-x86_64": "qemu-system-x86", "debootstrap": "debootstrap", "mke2fs": "e2fsprogs", "mkfs.xfs": "xfsprogs", "dpkg-deb": "dpkg",
 	"apt-get": "apt", "modprobe": "kmod", "depmod": "kmod", "xz": "xz-utils", "zstd": "zstd",
 }
 

@@ -94,8 +94,8 @@ func WritePayload(ctx context.Context, image string, k *Kernel, binaries ...stri
 	return err
 }
 
-// WriteInitrd makes the archive with which the kernel starts: the guest's program and the modules that find its disks.
-func WriteInitrd(file string, k *Kernel, guest string) error {
+// WriteInitrd makes the archive with which the kernel starts: the first program and the modules that find its disks.
+func WriteInitrd(file string, k *Kernel, initial string) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func WriteInitrd(file string, k *Kernel, guest string) error {
 	for _, dir := range []string{"dev", "proc", "root", "modules"} {
 		w.dir(dir)
 	}
-	program, err := os.ReadFile(guest)
+	program, err := os.ReadFile(initial)
 	if err != nil {
 		return err
 	}
@@ -120,6 +120,19 @@ func WriteInitrd(file string, k *Kernel, guest string) error {
 		return err
 	}
 	return f.Close()
+}
+
+// WriteDataDisk makes the empty disk that power cuts keep.
+func WriteDataDisk(ctx context.Context, file string) error {
+	const size = 16 << 30 // sparse
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return err
+	}
+	if err := os.Truncate(file, size); err != nil {
+		return err
+	}
+	_, err := output(ctx, "", "mkfs.xfs", "-q", file)
+	return err
 }
 
 func copyFile(to, from string, mode os.FileMode) error {

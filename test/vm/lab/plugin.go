@@ -34,7 +34,9 @@ func (t *T) Plugin(flags ...string) *Plugin { return t.plugin("all", "", flags) 
 func (t *T) NodePlugin(flags ...string) *Plugin { return t.plugin("node", "", flags) }
 
 // ControllerPlugin starts a controller plugin beside the server: it goes on when the consumer node is cut off.
-func (t *T) ControllerPlugin(flags ...string) *Plugin { return t.plugin("controller", storageNS, flags) }
+func (t *T) ControllerPlugin(flags ...string) *Plugin {
+	return t.plugin("controller", storageNS, flags)
+}
 
 func (t *T) plugin(mode, ns string, flags []string) *Plugin {
 	t.Net()

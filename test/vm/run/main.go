@@ -46,7 +46,7 @@ func main() {
 	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
 	flag.IntVar(&o.cpus, "cpus", 2, "CPUs of the guest")
-	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails")
+	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails, or with -v")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -96,9 +96,11 @@ func (o *options) run(ctx context.Context) error {
 			return err
 		}
 		suite := host.Suite{Machine: machine, Out: os.Stdout, Verbose: o.verbose, Long: o.long}
-		if err := suite.Run(ctx, scenarios); err != nil {
-			failed = errors.Join(failed, err, o.keepConsole(machine))
+		err = suite.Run(ctx, scenarios)
+		if err != nil || o.verbose {
+			err = errors.Join(err, o.keepConsole(machine))
 		}
+		failed = errors.Join(failed, err)
 	}
 	return failed
 }
@@ -121,13 +123,13 @@ func (o *options) choose() ([]lab.Scenario, error) {
 	return chosen, nil
 }
 
-// build makes the static binaries of the guest.
+// build makes the static binaries of the guest: its first process, the agent, and gabion.
 func (o *options) build(ctx context.Context, dir string) ([]string, error) {
 	_, file, _, _ := runtime.Caller(0)
 	tree := filepath.Join(filepath.Dir(file), "..", "..", "..")
 	gabion := filepath.Join(dir, "gabion")
-	guest := filepath.Join(dir, "guest")
-	wanted := map[string]string{guest: "./test/vm/guest"}
+	initial, agent := filepath.Join(dir, "init"), filepath.Join(dir, "agent")
+	wanted := map[string]string{initial: "./test/vm/guest/init", agent: "./test/vm/guest/agent"}
 	if o.binary == "" {
 		wanted[gabion] = "./cmd/gabion"
 	} else if err := os.Symlink(o.binary, gabion); err != nil {
@@ -141,7 +143,7 @@ func (o *options) build(ctx context.Context, dir string) ([]string, error) {
 			return nil, fmt.Errorf("building %s: %w", pkg, err)
 		}
 	}
-	return []string{gabion, guest}, nil
+	return []string{initial, agent, gabion}, nil
 }
 
 // machine lays out the disks of one kernel's run.
@@ -154,14 +156,10 @@ func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel,
 	if err := host.WritePayload(ctx, m.Payload, k, binaries...); err != nil {
 		return nil, err
 	}
-	if err := host.WriteInitrd(m.Initrd, k, binaries[1]); err != nil {
+	if err := host.WriteInitrd(m.Initrd, k, binaries[0]); err != nil {
 		return nil, err
 	}
-	const dataSize = 16 << 30 // sparse
-	if err := os.WriteFile(m.Data, nil, 0o600); err != nil {
-		return nil, err
-	}
-	return m, os.Truncate(m.Data, dataSize)
+	return m, host.WriteDataDisk(ctx, m.Data)
 }
 
 func (o *options) keepConsole(m *host.Machine) error {

@@ -13,7 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const program = "/gabion/bin/guest"
+// The programs, on the payload disk.
+const (
+	program = "/gabion/bin/init"
+	agent   = "/gabion/bin/agent"
+)
 
 // The guest's disks, in the order of the command line that starts it.
 const (
@@ -21,7 +25,6 @@ const (
 	payloadDisk = "/dev/vdb" // binaries and kernel modules
 	dataDisk    = "/dev/vdc" // what outlives a power cut
 	dataDir     = "/data"
-	eventPort   = "/dev/ttyS1"
 )
 
 // enterRoot runs from the initial archive.
@@ -94,7 +97,7 @@ func supervise() error {
 	if err := prepare(); err != nil {
 		return err
 	}
-	child := exec.Command(program)
+	child := exec.Command(agent)
 	child.Stdout, child.Stderr = os.Stdout, os.Stderr
 	if err := child.Start(); err != nil {
 		return err
@@ -106,7 +109,7 @@ func supervise() error {
 			continue
 		}
 		if err != nil || pid == child.Process.Pid {
-			fmt.Println("guest: the scenarios' process ended:", status.ExitStatus(), err)
+			fmt.Println("init: the agent ended:", status.ExitStatus(), err)
 			powerOff()
 		}
 	}
@@ -135,8 +138,6 @@ func prepare() error {
 	for _, args := range [][]string{
 		{"ip", "link", "set", "lo", "up"},
 		{"/lib/systemd/systemd-udevd", "--daemon"},
-		{"udevadm", "trigger", "--action=add", "--subsystem-match=block"},
-		{"udevadm", "settle", "--timeout=20"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
@@ -145,19 +146,12 @@ func prepare() error {
 	return mountData()
 }
 
-// mountData mounts the persistent disk; the first boot of a disk makes its file system.
+// mountData mounts the persistent disk.
 func mountData() error {
 	if out, err := exec.Command("modprobe", "xfs").CombinedOutput(); err != nil {
 		return fmt.Errorf("modprobe xfs: %w: %s", err, out)
 	}
-	err := unix.Mount(dataDisk, dataDir, "xfs", 0, "")
-	if errors.Is(err, unix.EINVAL) {
-		if out, err := exec.Command("mkfs.xfs", "-q", dataDisk).CombinedOutput(); err != nil {
-			return fmt.Errorf("mkfs.xfs: %w: %s", err, out)
-		}
-		err = unix.Mount(dataDisk, dataDir, "xfs", 0, "")
-	}
-	if err != nil {
+	if err := unix.Mount(dataDisk, dataDir, "xfs", 0, ""); err != nil {
 		return fmt.Errorf("mounting %s: %w", dataDisk, err)
 	}
 	return nil

@@ -1,3 +1,4 @@
+// Command agent runs scenarios inside a test VM, as the kernel's command line asks, and tells the host what comes of them.
 package main
 
 import (
@@ -13,12 +14,17 @@ import (
 	"github.com/gabion-storage/gabion/test/vm/scenario"
 )
 
-// runScenarios runs what the kernel's command line asks for, and stops at the first one that fails or wants a power
+const (
+	eventPort = "/dev/ttyS1"
+	dataDir   = "/data"
+)
+
+// main runs what the kernel's command line asks for, and stops at the first one that fails or wants a power
 // cut: the host ends or boots the VM as it sees fit.
-func runScenarios() {
+func main() {
 	port, err := openPort()
 	if err != nil {
-		fmt.Println("guest:", err)
+		fmt.Println("agent:", err)
 		os.Exit(1)
 	}
 	events := lab.NewEvents(port)
