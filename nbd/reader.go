@@ -41,7 +41,7 @@ type reader struct {
 
 	// Of one read, for readable, which is made once so that reads allocate nothing.
 	readable func(fd uintptr) bool
-	dst      []byte // where to; nil: the read buffer
+	dst      []byte // of a payload, to be filled; nil: whatever comes goes into the read buffer
 	n        int
 	err      error
 	limited  bool // the read deadline is set
@@ -83,7 +83,7 @@ func (c *conn) fill() error {
 	return err
 }
 
-// read waits for bytes and reads them into p, or behind what is in the read buffer if p is nil.
+// read waits for bytes. It fills p; if p is nil it reads what is there, and puts it behind what is in the read buffer.
 func (c *conn) read(p []byte) (int, error) {
 	rd := &c.reader
 	rd.dst, rd.n, rd.err = p, 0, nil
@@ -102,11 +102,11 @@ func (c *conn) read(p []byte) (int, error) {
 	if err == nil {
 		err = rd.err
 	}
+	if errors.Is(err, io.EOF) {
+		return 0, io.EOF
+	}
 	if err != nil {
 		return 0, fmt.Errorf("nbd: read: %w", err)
-	}
-	if rd.n == 0 {
-		return 0, io.EOF
 	}
 	if c.srv.stalled(c.born) {
 		return 0, errStalled
@@ -115,7 +115,8 @@ func (c *conn) read(p []byte) (int, error) {
 	return rd.n, nil
 }
 
-// readable tries one read. False: wait until the socket has something, with no memory held if nothing is under way.
+// readable reads until what read was asked for is there. False: wait until
+// the socket has something, with no memory held if nothing is under way.
 func (c *conn) readable(fd uintptr) bool {
 	rd := &c.reader
 	p := rd.dst
@@ -125,25 +126,33 @@ func (c *conn) readable(fd uintptr) bool {
 		}
 		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
+	progress := false
 	for {
-		n, errno := recv(fd, p)
-		switch errno {
-		case unix.EINTR:
+		n, errno := recv(fd, p[rd.n:])
+		switch {
+		case errno == unix.EINTR:
 			continue
-		case unix.EAGAIN:
-			if rd.spin.more(c.srv.spinners) {
+		case errno == unix.EAGAIN:
+			if rd.spin.more(c.srv.spinners, rd.dst != nil) {
 				continue
 			}
 			if rd.dst == nil && rd.w == 0 {
 				c.rest()
-			} else if !rd.limited {
+			} else if progress || !rd.limited {
 				c.readDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
 			}
 			return false
-		case 0:
-			rd.n = n
-		default:
+		case errno != 0:
 			rd.err = errno
+		case n == 0:
+			rd.err = io.EOF
+		case rd.dst != nil && rd.n+n < len(rd.dst):
+			rd.n += n
+			progress = true
+			rd.spin.found(c.srv.spinners)
+			continue
+		default:
+			rd.n += n
 		}
 		rd.spin.found(c.srv.spinners)
 		return true
@@ -180,13 +189,11 @@ func (c *conn) readFull(p []byte) error {
 	rd := &c.reader
 	n := copy(p, rd.in.data[rd.r:rd.w])
 	rd.r += n
-	for p = p[n:]; len(p) > 0; p = p[n:] {
-		var err error
-		if n, err = c.read(p); err != nil {
-			return err
-		}
+	if n == len(p) {
+		return nil
 	}
-	return nil
+	_, err := c.read(p[n:])
+	return err
 }
 
 // discard throws n bytes of payload away.

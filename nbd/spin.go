@@ -12,6 +12,9 @@ import (
 const (
 	spinTime = 40 * time.Microsecond
 	maxSkips = 64 // searches that a connection goes without after it found nothing, at most
+	// payloadGap lies between two looks for the rest of a payload. It comes in pieces that take the client longer than
+	// that to copy, and each look takes the socket's lock, which the client needs to send.
+	payloadGap = 4 * time.Microsecond
 )
 
 // spinners bounds how many readers of a server look again at one time, so that
@@ -40,8 +43,8 @@ type spin struct {
 	until       time.Time // of the search under way, zero if none is
 }
 
-// more reports whether the reader should look once more, having found nothing.
-func (p *spin) more(s *spinners) bool {
+// more reports whether the reader, which found nothing, should look once more, and returns when it should.
+func (p *spin) more(s *spinners, payload bool) bool {
 	if p.until.IsZero() {
 		if p.skips > 0 {
 			p.skips--
@@ -51,9 +54,13 @@ func (p *spin) more(s *spinners) bool {
 			return false
 		}
 		p.until = time.Now().Add(spinTime)
-		return true
 	}
-	if time.Now().Before(p.until) {
+	now := time.Now()
+	if payload {
+		for next := now.Add(payloadGap); now.Before(next); now = time.Now() {
+		}
+	}
+	if now.Before(p.until) {
 		return true
 	}
 	p.skip = min(2*p.skip+1, maxSkips)

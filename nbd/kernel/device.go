@@ -29,6 +29,8 @@ type Identity struct {
 	Epoch      block.CacheEpoch
 }
 
+func devicePath(index int) string { return "/dev/nbd" + strconv.Itoa(index) }
+
 const backendPrefix = "gabion/"
 
 // Backend is the identity as sysfs shows it.

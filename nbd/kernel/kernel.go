@@ -86,6 +86,7 @@ type Node struct {
 	ReadOnly     bool
 	Major, Minor uint32
 	InFlight     int // requests that are not answered
+	Queues       int // as many as it has sockets, or CPUs if they are fewer
 }
 
 // Users says who uses a device.

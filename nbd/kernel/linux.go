@@ -28,6 +28,8 @@ func refused(err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, block.ErrPrecondition):
+		return err
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: CAP_SYS_ADMIN and CAP_NET_ADMIN are needed: %w", block.ErrPrecondition, err)
 	case errors.Is(err, unix.ENOENT):

@@ -3,7 +3,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,6 +67,7 @@ func (l *Linux) Node(index int) (Node, error) {
 	n.Size = d.number("size") * sectorSize
 	n.BlockSize = d.number("queue/logical_block_size")
 	n.ReadOnly = d.number("ro") == 1
+	n.Queues = len(d.list("mq"))
 	inflight, _ := d.read("inflight")
 	for f := range strings.FieldsSeq(inflight) {
 		k, _ := strconv.Atoi(f)
@@ -106,10 +106,7 @@ func (d sysDir) number(name string) int64 {
 }
 
 func (d sysDir) list(name string) []string {
-	entries, err := os.ReadDir(filepath.Join(string(d), name))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	entries, _ := os.ReadDir(filepath.Join(string(d), name))
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -13,8 +13,9 @@ import (
 )
 
 const (
-	connectTimeout = time.Second     // of one address, so that a lost SYN costs little
-	pathTimeout    = 3 * time.Second // a path that carries nothing for so long in a handshake is given up
+	connectTimeout  = time.Second // of one address, so that a lost SYN costs little
+	greetingTimeout = 2 * time.Second
+	pathTimeout     = 3 * time.Second // a path that carries nothing for so long in a handshake is given up
 )
 
 // TCP is the Dialer for servers on the network. Kernel devices always use TCP,
@@ -37,7 +38,10 @@ func (TCP) Dial(ctx context.Context, t client.Target) (Socket, client.Export, er
 		_ = s.Close()
 		return nil, client.Export{}, err
 	}
-	export, err := client.Handshake(ctx, conn, t, false)
+	export := client.Export{}
+	if err = s.awaitGreeting(); err == nil {
+		export, err = client.Handshake(ctx, conn, t, false)
+	}
 	if err == nil {
 		err = s.settle()
 	}
@@ -51,6 +55,29 @@ func (TCP) Dial(ctx context.Context, t client.Target) (Socket, client.Export, er
 type tcpSocket struct {
 	*net.TCPConn
 	id SocketID
+}
+
+// awaitGreeting waits for a server's first byte, which one that is well sends at
+// once: a process that was stopped costs no more than this, while a handshake
+// may take long.
+func (s *tcpSocket) awaitGreeting() error {
+	raw, err := s.SyscallConn()
+	if err == nil {
+		err = s.SetReadDeadline(time.Now().Add(greetingTimeout))
+	}
+	if err == nil {
+		err = raw.Read(func(fd uintptr) bool {
+			_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+	}
+	if err == nil {
+		err = s.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		return fmt.Errorf("%w: the server accepts and does not greet: %w", block.ErrUnavailable, err)
+	}
+	return nil
 }
 
 // ID implements Socket.

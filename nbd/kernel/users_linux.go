@@ -142,6 +142,9 @@ func (l *Linux) open(ctx context.Context, index int, flags int) (int, error) {
 	}()
 	select {
 	case r := <-done:
+		if errors.Is(r.err, unix.ENOENT) || errors.Is(r.err, unix.ENXIO) {
+			r.err = fmt.Errorf("%w: no usable %s/%s%d: this process needs the host's devices", block.ErrPrecondition, l.dev, devicePrefix, index)
+		}
 		return r.fd, r.err
 	case <-ctx.Done():
 		return -1, ctx.Err()

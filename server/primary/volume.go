@@ -44,14 +44,14 @@ type scratch struct {
 	until  time.Time
 }
 
-// A short write that may have to wait for the page cache is done in line all
-// the same: the copy takes less than handing it over, and writers of one file
-// would only queue for its lock. A long one is handed over, so that the next payload is
-// received meanwhile; and so is everything once a Submit has written for
-// inlineTime, since a disk that is behind is better waited for by many.
+// A write that may have to wait for the page cache is done in line all the
+// same: the copy takes less than handing it over, all the more while the payload
+// is in this processor's cache, and writers of one file would only queue for
+// its lock. The longest are handed over, and so is everything once a Submit has
+// written for inlineTime, since a disk that is behind is better waited for by many.
 const (
 	inlineTime = 4 * time.Millisecond
-	inlineSize = 32 << 10
+	inlineSize = 1 << 20
 )
 
 // mayWait reports whether the goroutine may do what waits for the page cache.
