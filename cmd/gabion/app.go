@@ -77,7 +77,7 @@ func (a *app) rootCommand() *cobra.Command {
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "give up after this long; 0: never")
 	root.SetHelpCommand(helpCommand(root))
 	root.AddCommand(
-		a.serverCommand(), a.volumeCommand(), a.attachCommand(), a.detachCommand(), a.nodeCommand(), a.diskCommand(),
+		a.serverCommand(), a.volumeCommand(), a.attachCommand(), a.detachCommand(), a.attachdCommand(), a.csiCommand(), a.nodeCommand(), a.diskCommand(),
 		a.statusCommand(), a.eventsCommand(), a.demoCommand(), a.versionCommand(),
 	)
 	return root

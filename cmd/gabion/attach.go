@@ -25,20 +25,25 @@ type attachView struct {
 }
 
 func (a *app) attachCommand() *cobra.Command {
-	var node string
-	var readOnly bool
+	var node, state string
+	var readOnly, device bool
 	cmd := &cobra.Command{
 		Use:   "attach NAME",
-		Short: "Let one consumer use a volume, and print its NBD URI",
+		Short: "Let one consumer use a volume, and print its NBD URI or device",
 		Long: `Let one consumer use a volume, and print the NBD URI to connect to; on the
 server's own host a second line has the URI of the UNIX socket. The URI
 contains the secret token that opens the volume. Attaching again prints the
-same URI; a second consumer is refused until the first is detached.`,
-		Example:           "  qemu-img info $(gabion attach db | head -n 1)",
+same URI; a second consumer is refused until the first is detached.
+
+With --device the kernel of this machine connects to the volume, and the path of
+the block device is printed; that needs root and the nbd module. "gabion attachd"
+keeps it connected when servers restart.`,
+		Example: `  qemu-img info $(gabion attach db | head -n 1)
+  mkfs.ext4 $(gabion attach db --device)`,
 		Args:              oneVolume,
 		ValidArgsFunction: a.completeVolume,
 		RunE: a.act(func(ctx context.Context, args []string) error {
-			consumer, err := consumerName(node)
+			consumer, err := consumerAt(state, node)
 			if err != nil {
 				return err
 			}
@@ -46,6 +51,9 @@ same URI; a second consumer is refused until the first is detached.`,
 				found, err := find(ctx, c, args[0])
 				if err != nil {
 					return err
+				}
+				if device {
+					return a.attachDevice(ctx, c, found, &devices{state: state, node: consumer}, readOnly)
 				}
 				r, err := c.Attach(ctx, &metapb.AttachRequest{Volume: byID(found), Node: consumer, ReadOnly: readOnly})
 				if err != nil {
@@ -67,20 +75,23 @@ same URI; a second consumer is refused until the first is detached.`,
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "name of the consumer (default this host's name)")
 	f.BoolVar(&readOnly, "read-only", false, "refuse the consumer's writes")
+	f.BoolVar(&device, "device", false, "connect this machine's kernel, and print the device")
+	f.StringVar(&state, "state", defaultState, "`DIR` for what is remembered of devices")
 	return cmd
 }
 
 func (a *app) detachCommand() *cobra.Command {
-	var node string
+	var node, state string
 	cmd := &cobra.Command{
 		Use:   "detach NAME",
 		Short: "End a consumer's use of a volume",
 		Long: `End a consumer's use of a volume: its connections are closed and what they had
-sent is finished when this command returns. Its URI opens nothing any more.`,
+sent is finished when this command returns. Its URI opens nothing any more. A
+device of it on this machine is ended first, unless it is mounted or held.`,
 		Args:              oneVolume,
 		ValidArgsFunction: a.completeVolume,
 		RunE: a.act(func(ctx context.Context, args []string) error {
-			consumer, err := consumerName(node)
+			consumer, err := consumerAt(state, node)
 			if err != nil {
 				return err
 			}
@@ -93,6 +104,9 @@ sent is finished when this command returns. Its URI opens nothing any more.`,
 				if err != nil {
 					return err
 				}
+				if err := a.detachDevice(ctx, c, found, &devices{state: state, node: consumer}); err != nil {
+					return err
+				}
 				if _, err := c.Detach(ctx, &metapb.DetachRequest{Volume: byID(found), Node: consumer, AttachmentId: held}); err != nil {
 					return err
 				}
@@ -100,7 +114,9 @@ sent is finished when this command returns. Its URI opens nothing any more.`,
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&node, "node", "", "name of the consumer (default this host's name)")
+	f := cmd.Flags()
+	f.StringVar(&node, "node", "", "name of the consumer (default this host's name)")
+	f.StringVar(&state, "state", defaultState, "`DIR` for what is remembered of devices")
 	return cmd
 }
 

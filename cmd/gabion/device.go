@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gabion-storage/gabion/nbd/kernel"
+	"github.com/gabion-storage/gabion/raft/client"
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// deviceView is a volume's device as -o json shows it.
+type deviceView struct {
+	Volume   volumeView `json:"volume"`
+	Node     string     `json:"node"`
+	Device   string     `json:"device"`
+	Size     int64      `json:"size"`
+	ReadOnly bool       `json:"read_only"`
+}
+
+func (a *app) attachdCommand() *cobra.Command {
+	var c pluginConfig
+	cmd := &cobra.Command{
+		Use:   "attachd",
+		Short: "Keep the devices of `gabion attach --device` connected",
+		Long: `Keep this machine's devices connected to their volumes when servers restart, move
+or fall silent, and end those that lost the right to theirs. Devices stay while
+this is not running; requests that need another connection wait for it.
+
+A machine that runs the CSI node plugin needs no attachd.`,
+		Args: cobra.NoArgs,
+		RunE: a.act(func(ctx context.Context, _ []string) error { return a.runPlugin(ctx, c) }),
+	}
+	cmd.Flags().SortFlags = false
+	c.register(cmd.Flags())
+	return cmd
+}
+
+// consumerAt is the name by which volumes are attached here: the one that was
+// typed, else the one that this machine's devices go by, else the host's.
+func consumerAt(state, typed string) (string, error) {
+	if typed != "" {
+		return typed, nil
+	}
+	if name, err := nodeOf(state); err == nil { // who may not read it has no devices
+		return consumerName(name)
+	}
+	return consumerName("")
+}
+
+// attachDevice attaches a volume to this machine and makes it a device. What it
+// began it takes back if it cannot be finished.
+func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.GetVolumeResponse, d *devices, readOnly bool) error {
+	d.log = a.quietLog()
+	if err := d.open(c); err != nil {
+		return err
+	}
+	defer d.close()
+	r, err := c.Attach(ctx, &metapb.AttachRequest{Volume: byID(found), Node: d.node, ReadOnly: readOnly})
+	if err != nil {
+		return err
+	}
+	id, err := metapb.ParseVolumeID("volume id", r.GetVolume().GetId())
+	if err != nil {
+		return err
+	}
+	device, err := d.manager.Attach(ctx, id, readOnly)
+	if err != nil {
+		if had, otherErr := attachmentOf(found, d.node); had == "" && otherErr == nil {
+			err = errors.Join(err, takeBack(ctx, c, r.GetAttachment()))
+		}
+		return err
+	}
+	if watched, err := d.watched(false); err == nil && !watched {
+		fmt.Fprintln(a.err, "gabion: nothing here connects the device again when its server restarts: run `gabion attachd`")
+	}
+	view := deviceView{viewVolume(r.GetVolume()), d.node, device.Path, device.Size, device.ReadOnly}
+	return a.print(view, func(t *table) { t.row(view.Device) })
+}
+
+// takeBackLimit is how long an attachment that led to nothing may take to end.
+const takeBackLimit = 10 * time.Second
+
+func takeBack(ctx context.Context, c *client.Client, t *metapb.Attachment) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackLimit)
+	defer cancel()
+	_, err := c.Detach(ctx, &metapb.DetachRequest{Volume: &metapb.VolumeRef{Id: t.GetVolumeId()}, Node: t.GetNode(), AttachmentId: t.GetId()})
+	return err
+}
+
+// detachDevice ends a volume's device if this machine has one. ErrInUse: it is
+// mounted or held, and stays.
+func (a *app) detachDevice(ctx context.Context, c *client.Client, found *metapb.GetVolumeResponse, d *devices) error {
+	id, err := metapb.ParseVolumeID("volume id", found.GetVolume().GetId())
+	if err != nil {
+		return err
+	}
+	if name, err := nodeOf(d.state); err == nil && name != "" && name != d.node {
+		return nil // another consumer than this machine
+	}
+	if has, err := hasDevice(id); err != nil || !has {
+		return err
+	}
+	d.log = a.quietLog()
+	if err := d.open(c); err != nil {
+		return err
+	}
+	defer d.close()
+	return d.manager.Detach(ctx, id)
+}
+
+// hasDevice asks the kernel only, and needs no rights.
+func hasDevice(id block.VolumeID) (bool, error) {
+	nodes, err := kernel.NewLinux().Nodes()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(nodes, func(n kernel.Node) bool {
+		i, ours := kernel.ParseBackend(n.Backend)
+		return ours && i.Volume == id
+	}), nil
+}
+
+// quietLog is for a command that a person waits for: what fails is its error.
+func (a *app) quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }

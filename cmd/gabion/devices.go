@@ -1,0 +1,133 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/gabion-storage/gabion/cmd/adapt"
+	"github.com/gabion-storage/gabion/nbd/kernel"
+	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
+)
+
+// devices are this machine's, for one process. Several processes may have them
+// at a time; they agree on the node's name, because by it a device's right to
+// exist is asked for.
+type devices struct {
+	state   string
+	node    string
+	log     *slog.Logger
+	kernel  kernel.Kernel
+	manager *kernel.Manager
+	watch   *os.File // locked while this process watches
+}
+
+// open finds out whether this machine can have devices at all, and whose they are.
+func (d *devices) open(api metapb.MetadataClient) (err error) {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%w: devices are made by root: run this as root", block.ErrPermission)
+	}
+	d.kernel = kernel.NewLinux()
+	advice, err := d.kernel.Check()
+	if err != nil {
+		return err
+	}
+	for _, a := range advice {
+		d.log.Warn("this machine could be set up better", "advice", a)
+	}
+	if err := os.MkdirAll(d.state, 0o700); err != nil {
+		return fmt.Errorf("%w: --state: %w", block.ErrUnavailable, err)
+	}
+	if err := claimNode(d.state, d.node); err != nil {
+		return err
+	}
+	d.manager, err = kernel.New(kernel.Config{
+		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: kernel.TCP{}, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log,
+	})
+	return err
+}
+
+func (d *devices) close() error {
+	err := d.manager.Close()
+	if d.watch != nil {
+		err = errors.Join(err, d.watch.Close())
+	}
+	return err
+}
+
+// watched tells whether some process keeps this machine's devices connected;
+// with take, this one is such a process until close.
+func (d *devices) watched(take bool) (bool, error) {
+	f, err := os.OpenFile(filepath.Join(d.state, "watch"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return false, fmt.Errorf("%w: --state: %w", block.ErrUnavailable, err)
+	}
+	if take {
+		d.watch = f
+		return true, syscall.Flock(int(f.Fd()), syscall.LOCK_SH)
+	}
+	defer func() { _ = f.Close() }()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil, nil
+}
+
+// nodeFile has the name of the node that this machine is.
+const nodeFile = "node"
+
+// nodeOf is the name by which the devices remembered in state were attached, "" if nobody ever said one.
+func nodeOf(state string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(state, nodeFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// claimNode gives the machine its name, or refuses another one than it has: a
+// watcher of another name would find the devices revoked, and end them.
+func claimNode(state, name string) error {
+	f, err := os.OpenFile(filepath.Join(state, nodeFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("%w: --state: %w", block.ErrUnavailable, err)
+	}
+	defer func() { _ = f.Close() }()
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("%w: locking %s: %w", block.ErrUnavailable, f.Name(), err)
+	}
+	has, err := nodeOf(state)
+	switch {
+	case err != nil:
+		return err
+	case has == name:
+		return nil
+	case has != "":
+		return fmt.Errorf("%w: this machine's devices belong to node %s: use --node %s, or remove %s when `gabion csi` and `gabion attachd` are stopped and no volume is attached",
+			block.ErrPrecondition, has, has, f.Name())
+	}
+	if _, err := f.WriteAt([]byte(name+"\n"), 0); err != nil {
+		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// metrics are the devices' health.
+func (d *devices) metrics() daemon.Samples {
+	s := descs{}.metric("device_health", "0: connected; 1: requests wait for a server; 2: refused for good; 3: ended and still held open.", "volume_id", "device")
+	return s.collector(func(emit emit) {
+		list, err := d.manager.Devices()
+		if err != nil {
+			return
+		}
+		for _, x := range list {
+			emit(s["device_health"], gauge, float64(x.Condition.Health-kernel.Connected), x.Volume.String(), x.Path)
+		}
+	})
+}
