@@ -15,11 +15,12 @@ import (
 // Points are the steps that can be delayed or failed: "operation.step".
 var Points = []string{
 	"disk.open", "disk.read", "disk.write", "disk.sync", "disk.record", "disk.space",
-	"metadata.create", "metadata.commit", "metadata.read",
+	"metadata.create", "metadata.commit", "metadata.log", "metadata.read",
 	"primary.open", "primary.seal", "primary.birth", "primary.birth-committed",
 	"primary.write", "primary.flush", "primary.detach", "primary.grow",
 	"nbd.handshake", "nbd.parse", "nbd.reply",
 	"collect.unlink",
+	"kernel.dial", "kernel.connect", "kernel.connected", "kernel.move", "kernel.moved", "kernel.disconnect", "kernel.disconnected",
 }
 
 // Rule is what happens at a point. A zero Count means every time.

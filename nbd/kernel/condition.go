@@ -1,0 +1,71 @@
+package kernel
+
+import (
+	"sync"
+	"time"
+)
+
+// conditions is what this process has learned of the devices. It holds nothing
+// that cannot be learned again.
+type conditions struct {
+	mu sync.Mutex
+	of map[string]*memory // by backend
+}
+
+// memory is of one device.
+type memory struct {
+	shown    Condition // the last that was told
+	trouble  string    // why it does not work, of the last try
+	nextLook time.Time // at metadata
+	settled  bool      // nothing is to be done until the next look
+}
+
+// with lets f change what is known of a device. f must not block.
+func (c *conditions) with(backend string, f func(*memory)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.of[backend]
+	if m == nil {
+		m = &memory{}
+		c.of[backend] = m
+	}
+	f(m)
+}
+
+// prune forgets devices that are no more.
+func (c *conditions) prune(there map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for b := range c.of {
+		if !there[b] {
+			delete(c.of, b)
+		}
+	}
+}
+
+// condition is how a device is. It asks neither driver nor servers.
+func (m *Manager) condition(n Node, r *record) Condition {
+	now := Condition{Health: Waiting, Since: time.Now()}
+	m.conditions.with(n.Backend, func(k *memory) {
+		switch {
+		case r != nil && r.Index == n.Index && r.Phase == phaseEnding && r.Refused != "":
+			now.Health, now.Reason = Refused, r.Refused
+		case r != nil && (r.Index != n.Index || r.Phase == phaseEnding):
+			now.Health, now.Reason = Zombie, "it was detached and is still open somewhere"
+		case r == nil:
+			now.Reason = "its state is lost: its connections cannot be told"
+		case m.alive(r):
+			now.Health = Connected
+		default:
+			now.Reason = "its connections have ended"
+		}
+		if now.Health == Waiting && k.trouble != "" {
+			now.Reason = k.trouble
+		}
+		if k.shown.Health == now.Health && !k.shown.Since.IsZero() {
+			now.Since = k.shown.Since
+		}
+		k.shown = now
+	})
+	return now
+}

@@ -1,0 +1,150 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gabion-storage/gabion/nbd/wire"
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// maxTries is how many indexes are tried that others take meanwhile.
+const maxTries = 64
+
+// connect makes a device. If it fails there is none in the end, and no record, or
+// both can be found by the next call.
+func (m *Manager) connect(ctx context.Context, r *record, readOnly bool) error {
+	r.Phase = phaseConnecting
+	s, err := m.openSession(ctx, r)
+	if err != nil {
+		return errors.Join(err, m.state.remove(r.Identity))
+	}
+	r.Server, r.Flags, r.Sockets = s.server, s.export.Flags&knownFlags, s.ids()
+	flags := r.Flags
+	if readOnly {
+		flags |= wire.TransReadOnly
+	}
+	if err = m.take(ctx, r, s, flags); errors.Is(err, block.ErrUnknown) {
+		return err // the sockets are closed when the kernel has answered
+	}
+	s.close()
+	if err != nil {
+		return errors.Join(err, m.state.remove(r.Identity))
+	}
+	if err = m.cfg.Faults.Hit("kernel.connected", r.Volume.String()); err == nil {
+		err = m.verify(r)
+	}
+	if err == nil {
+		r.Phase = phaseConnected
+		err = m.state.save(r)
+	}
+	if err != nil {
+		return errors.Join(err, m.undo(ctx, r))
+	}
+	if err := m.cfg.Kernel.Tune(r.Index); err != nil {
+		m.cfg.Log.Warn("a device keeps small requests", "volume_id", r.Volume, "device", r.path(), "err", err)
+	}
+	m.cfg.Log.Info("attached", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "size", r.Size)
+	return nil
+}
+
+// take connects the session's sockets at the lowest index that nobody has.
+func (m *Manager) take(ctx context.Context, r *record, s *session, flags uint16) error {
+	var refusal error
+	for tries, from := 0, 0; tries < maxTries; tries++ {
+		index, err := m.reserve(from)
+		if err != nil {
+			return err
+		}
+		from, r.Index = index+1, index
+		err = m.takeAt(ctx, r, s, flags)
+		m.release(index)
+		if !errors.Is(err, block.ErrInUse) {
+			return err
+		}
+		refusal = err
+		if !m.alive(r) {
+			return fmt.Errorf("%w: connecting: %w", block.ErrUnavailable, err)
+		}
+	}
+	return fmt.Errorf("%w: no nbd device is free, the last one tried: %v", block.ErrUnavailable, refusal)
+}
+
+func (m *Manager) takeAt(ctx context.Context, r *record, s *session, flags uint16) error {
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	if err := m.cfg.Faults.Hit("kernel.connect", r.Volume.String()); err != nil {
+		return err
+	}
+	c := Connect{
+		Index: r.Index, Backend: r.Backend(), Size: r.Size, BlockSize: r.BlockSize, Flags: flags,
+		Timeout: r.Timeout, DeadTimeout: r.DeadTimeout, Sockets: s.sockets,
+	}
+	return m.calls.do(ctx, call{
+		name: "connecting " + r.path(), do: func() error { return m.cfg.Kernel.Connect(c) },
+		rescue: m.destroyer(r), abandon: s.close,
+	})
+}
+
+// reserve finds the lowest index, at least from, that has no device and no bound
+// device node, and keeps it from other calls until it is released.
+func (m *Manager) reserve(from int) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	nodes, err := m.cfg.Kernel.Nodes()
+	if err != nil {
+		return 0, err
+	}
+	for index := from; ; index++ {
+		taken := slices.ContainsFunc(nodes, func(n Node) bool { return n.Index == index })
+		if taken || m.reserved[index] {
+			continue
+		}
+		u, err := m.cfg.Kernel.Users(index)
+		if err != nil {
+			return 0, err
+		}
+		if !u.Any() {
+			m.reserved[index] = true
+			return index, nil
+		}
+	}
+}
+
+func (m *Manager) release(index int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.reserved, index)
+}
+
+// verify looks whether the kernel has made what it was told to.
+func (m *Manager) verify(r *record) error {
+	n, err := m.cfg.Kernel.Node(r.Index)
+	switch {
+	case err != nil:
+		return err
+	case n.Backend == "":
+		return fmt.Errorf("%w: this kernel does not keep backend identifiers (Linux 5.14 and later do): devices could not be told apart", block.ErrPrecondition)
+	case n.Backend != r.Backend() || n.Size != r.Size || n.BlockSize != r.BlockSize:
+		return fmt.Errorf("%w: %s has %d bytes in blocks of %d for %q; made were %d, %d and %q", block.ErrCorrupt,
+			r.path(), n.Size, n.BlockSize, n.Backend, r.Size, r.BlockSize, r.Backend())
+	case !m.alive(r):
+		return fmt.Errorf("%w: the connections of %s ended at once", block.ErrUnavailable, r.path())
+	}
+	return nil
+}
+
+// undo ends a device that was just made, and that nobody has been told of.
+func (m *Manager) undo(ctx context.Context, r *record) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
+	defer cancel()
+	if n, err := m.cfg.Kernel.Node(r.Index); err == nil && (n.Backend == r.Backend() || n.Backend == "" && n.Configured) {
+		if err := errors.Join(m.disconnect(ctx, r), m.awaitGone(ctx, r)); err != nil {
+			return err
+		}
+	}
+	return m.state.remove(r.Identity)
+}

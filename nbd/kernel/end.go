@@ -1,0 +1,144 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+const (
+	// endPatience is how long passers-by may have a device open (udev, blkid), and how long a device may take to go.
+	endPatience = 3 * time.Second
+	endLook     = 20 * time.Millisecond
+)
+
+// end gives a device up that nobody uses. ErrInUse: somebody does; nothing was
+// done, unless it says that the device is a zombie.
+func (m *Manager) end(ctx context.Context, d found) error {
+	r := d.rec
+	if d.zombie {
+		return m.awaitGone(ctx, r)
+	}
+	release, err := m.claim(ctx, r)
+	if err != nil {
+		return err
+	}
+	r.Phase = phaseEnding
+	if err = m.state.save(r); err == nil {
+		err = m.cfg.Faults.Hit("kernel.disconnect", r.Volume.String())
+	}
+	if err == nil {
+		err = m.disconnect(ctx, r)
+	}
+	release()
+	if err == nil {
+		err = m.cfg.Faults.Hit("kernel.disconnected", r.Volume.String())
+	}
+	if err == nil {
+		err = m.awaitGone(ctx, r)
+	}
+	if err != nil {
+		return err
+	}
+	m.cfg.Log.Info("detached", "volume_id", r.Volume, "device", r.path())
+	return m.state.remove(r.Identity)
+}
+
+// claim makes sure that nobody uses a device, and that nobody begins to.
+func (m *Manager) claim(ctx context.Context, r *record) (release func(), err error) {
+	patience, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	for {
+		var u Users
+		if u, err = m.cfg.Kernel.Users(r.Index); err != nil {
+			return nil, err
+		}
+		if u.Any() {
+			err = fmt.Errorf("%w: %s of volume %s is %v", block.ErrInUse, r.path(), r.Volume, u)
+		} else if release, err = m.cfg.Kernel.Claim(patience, r.Index); err == nil {
+			return release, nil
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, err
+		case !errors.Is(err, block.ErrInUse) && patience.Err() != nil:
+			// Opening it waits for the server, so it waits for nobody who holds it: that would have been refused at once.
+			return func() {}, nil
+		case len(u.Mounts) > 0 || len(u.Holders) > 0 || pause(patience, endLook) != nil:
+			return nil, err
+		}
+	}
+}
+
+// fail ends a device for good, used or not: all its requests get EIO.
+func (m *Manager) fail(ctx context.Context, d found, reason string) error {
+	r := d.rec
+	if d.lost && d.zombie { // its record, if there is one, is of the device that has taken its place
+		return m.awaitGone(ctx, r)
+	}
+	r.Phase, r.Refused = phaseEnding, reason
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	if !d.zombie {
+		m.cfg.Log.Error("a device is ended for good", "volume_id", r.Volume, "device", r.path(), "reason", reason)
+		if err := m.endSockets(ctx, r); err != nil {
+			m.cfg.Log.Warn("its connections are not all ended", "volume_id", r.Volume, "device", r.path(), "err", err)
+		}
+		if err := m.disconnect(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := m.awaitGone(ctx, r); err != nil {
+		return err
+	}
+	return m.state.remove(r.Identity)
+}
+
+// disconnect ends a device. Towards a server that does not take what was sent to
+// it, its sockets go first: the driver would wait for them, with a lock that all
+// devices need.
+func (m *Manager) disconnect(ctx context.Context, r *record) error {
+	if !m.quiet(r) {
+		if err := m.destroy(r.Sockets); err != nil {
+			m.cfg.Log.Warn("connections cannot be ended", "volume_id", r.Volume, "device", r.path(), "err", err)
+		}
+	}
+	return m.calls.do(ctx, call{
+		name: "disconnecting " + r.path(), do: func() error { return m.cfg.Kernel.Disconnect(r.Index) }, rescue: m.destroyer(r),
+	})
+}
+
+// quiet reports whether a word on each of the device's sockets would leave at once.
+func (m *Manager) quiet(r *record) bool {
+	for _, id := range r.Sockets {
+		if i, err := m.cfg.Kernel.Socket(id); err == nil && (!i.Established || i.Unsent > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitGone waits until the kernel shows a device gone that was ended. ErrInUse:
+// it is a zombie.
+func (m *Manager) awaitGone(ctx context.Context, r *record) error {
+	patience, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	for {
+		n, err := m.cfg.Kernel.Node(r.Index)
+		if errors.Is(err, block.ErrNotFound) || err == nil && !n.Configured || err == nil && n.Backend != r.Backend() {
+			return nil
+		}
+		if pause(patience, endLook) != nil {
+			break
+		}
+	}
+	u, err := m.cfg.Kernel.Users(r.Index)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %s of volume %s is disconnected and still open: %v", block.ErrInUse, r.path(), r.Volume, u)
+}

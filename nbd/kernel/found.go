@@ -1,0 +1,171 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// found is a device of ours as an operation on its volume finds it.
+type found struct {
+	Node
+	rec    *record
+	lost   bool // there was no record: rec says no more than the kernel does
+	zombie bool
+}
+
+// find looks for a volume's devices: the connected one, if there is one, and
+// others that are zombies or of other attachments. The volume's turn is held.
+func (m *Manager) find(ctx context.Context, id block.VolumeID) ([]found, error) {
+	nodes, err := m.cfg.Kernel.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, n := range nodes {
+		i, ours := ParseBackend(n.Backend)
+		if !ours || !n.Configured || i.Volume != id {
+			continue
+		}
+		d, err := m.recognise(ctx, n, i)
+		if errors.Is(err, block.ErrNotFound) { // gone meanwhile
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// recognise joins a device with its record. Where that is not enough the kernel
+// is asked whether it is a zombie.
+func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, error) {
+	d := found{Node: n}
+	r, err := m.state.load(i)
+	if err != nil && !errors.Is(err, block.ErrCorrupt) {
+		return d, err
+	}
+	if err != nil {
+		m.cfg.Log.Warn("a device's state is not readable and is made anew", "volume_id", i.Volume, "device", devicePath(n.Index), "err", err)
+	}
+	if r != nil && r.Index == n.Index {
+		d.rec, r.Size = r, n.Size
+		if r.Phase == phaseConnected || r.Phase == phaseMoving {
+			return d, nil
+		}
+	} else {
+		d.rec, d.lost = m.rebuilt(n, i), true
+	}
+	err = m.calls.do(ctx, call{name: "asking for " + d.rec.path(), do: func() error {
+		return m.cfg.Kernel.Reconfigure(n.Index, n.Backend, Change{})
+	}})
+	d.zombie = errors.Is(err, block.ErrNotFound)
+	if err != nil && !d.zombie {
+		return d, err
+	}
+	if again, err := m.cfg.Kernel.Node(n.Index); err != nil || again.Backend != n.Backend {
+		return d, fmt.Errorf("%w: %s is gone", block.ErrNotFound, d.rec.path())
+	}
+	return d, nil
+}
+
+// rebuilt is a record of what the kernel shows of a device.
+func (m *Manager) rebuilt(n Node, i Identity) *record {
+	r := m.newRecord(i)
+	r.Index, r.Phase, r.Size, r.BlockSize = n.Index, phaseConnected, n.Size, n.BlockSize
+	if n.Queues > 0 {
+		r.Connections = n.Queues
+	}
+	return r
+}
+
+func (m *Manager) newRecord(i Identity) *record {
+	return &record{
+		Version: recordVersion, Identity: i, Index: -1,
+		Connections: m.cfg.Connections, Timeout: m.cfg.Timeout, DeadTimeout: m.cfg.DeadTimeout,
+	}
+}
+
+// adopt takes over a device that was found without a record, or whose making was
+// cut off: from now on its record says so, and it has the patience it should have.
+func (m *Manager) adopt(ctx context.Context, d found) error {
+	r := d.rec
+	r.Phase, r.Refused = phaseConnected, ""
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	if err := m.calm(ctx, r); err != nil {
+		return err
+	}
+	m.cfg.Log.Info("adopted", "volume_id", r.Volume, "device", r.path())
+	return nil
+}
+
+// learn takes what metadata says into the record.
+func (r *record) learn(a Attachment) {
+	r.Token, r.Addresses = a.Token, a.Addresses
+}
+
+// verdict is the reason for which a device is refused for good by what metadata
+// says, or "".
+func (r *record) verdict(a Attachment, err error) string {
+	switch {
+	case errors.Is(err, block.ErrNotFound):
+		return "the volume is not attached to this node any more, or was deleted"
+	case err != nil:
+		return ""
+	case a.ID != r.Attachment:
+		return "the attachment it was made for has ended; the volume is attached anew"
+	case a.Epoch > r.Epoch:
+		return lostReason
+	}
+	return ""
+}
+
+const lostReason = "the servers lost data that was acknowledged and not flushed"
+
+// inquiry is a question to metadata that goes on beside other work.
+type inquiry struct {
+	m      *Manager
+	id     block.VolumeID
+	answer chan answer // of the question under way; nil: none
+}
+
+type answer struct {
+	Attachment
+	err error
+}
+
+const (
+	inquiryTimeout = 5 * time.Second
+	inquiryPatient = 300 * time.Millisecond // for who can go on without the answer
+)
+
+// get waits at most for patience. ErrUnavailable: no answer yet; the question stands.
+func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, error) {
+	if q.answer == nil {
+		said := make(chan answer, 1)
+		q.answer = said
+		q.m.running.Go(func() {
+			ctx, cancel := context.WithTimeout(q.m.life, inquiryTimeout)
+			defer cancel()
+			a, err := q.m.cfg.Metadata.Attachment(ctx, q.id)
+			said <- answer{a, err}
+		})
+	}
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case a := <-q.answer:
+		q.answer = nil
+		return a.Attachment, a.err
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return Attachment{}, fmt.Errorf("%w: the metadata service has not answered yet", block.ErrUnavailable)
+}

@@ -1,0 +1,218 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+// keeper does what one volume's devices need, until they need nothing.
+type keeper struct {
+	w       *watch
+	id      block.VolumeID
+	inquiry inquiry
+
+	told   string // the last trouble that was logged
+	toldAt time.Time
+}
+
+func (k *keeper) run(ctx context.Context) {
+	for b := (backoff{}); ctx.Err() == nil; {
+		err := k.turn(ctx)
+		if err == nil {
+			return
+		}
+		k.tell(ctx, err)
+		_ = b.wait(ctx)
+	}
+}
+
+// tell logs a trouble when it is new, and from time to time.
+func (k *keeper) tell(ctx context.Context, err error) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) || err.Error() == k.told && time.Since(k.toldAt) < tellAgain {
+		return
+	}
+	k.told, k.toldAt = err.Error(), time.Now()
+	k.w.m.cfg.Log.Warn("a device waits", "volume_id", k.id, "err", err)
+}
+
+// turn looks at the volume's devices once and does what is due. nil: nothing is left to do.
+func (k *keeper) turn(ctx context.Context) error {
+	m := k.w.m
+	ctx, leave, err := m.lanes.enter(ctx, k.id, true)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	all, err := m.find(ctx, k.id)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range all {
+		err := k.mind(ctx, d)
+		m.conditions.with(d.Backend, func(c *memory) {
+			c.settled, c.trouble = err == nil, ""
+			if err != nil {
+				c.trouble = err.Error()
+			}
+		})
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, m.forgetGone(k.id))...)
+}
+
+// mind does what one device needs.
+func (k *keeper) mind(ctx context.Context, d found) error {
+	m, r := k.w.m, d.rec
+	switch {
+	case d.zombie, r.Refused != "":
+		return k.bury(ctx, d)
+	case d.lost:
+		return k.claim(ctx, d)
+	case r.Phase == phaseConnecting:
+		return m.adopt(ctx, d)
+	case r.Phase == phaseEnding:
+		return m.end(ctx, d)
+	}
+	if err := k.look(ctx, d, m.alive(r)); err != nil || d.rec.Refused != "" {
+		return err
+	}
+	if r.Hasty && m.alive(r) {
+		if err := m.calm(ctx, r); err != nil {
+			return err
+		}
+	}
+	err := m.mend(ctx, r, false)
+	if err == nil {
+		return nil
+	}
+	return k.judge(ctx, d, err)
+}
+
+// bury ends what was refused for good. A zombie stays until its last user closes
+// it, which is nothing to wait for here.
+func (k *keeper) bury(ctx context.Context, d found) error {
+	if !d.zombie {
+		return k.refuse(ctx, d, d.rec.Refused)
+	}
+	k.looked(d)
+	if d.lost || d.rec.Phase == phaseEnding {
+		return nil
+	}
+	d.rec.Phase, d.rec.Refused = phaseEnding, errEnded.Error()
+	return k.w.m.state.save(d.rec)
+}
+
+// claim makes a record of a device of which there is none, if metadata knows it.
+// If it does not, the device may be another Gabion's and is left alone.
+func (k *keeper) claim(ctx context.Context, d found) error {
+	a, err := k.inquiry.get(ctx, inquiryTimeout)
+	if errors.Is(err, block.ErrNotFound) {
+		k.looked(d)
+		k.w.m.cfg.Log.Warn("a device is left alone: there is no record of it, and the metadata service does not know its attachment; `gabion detach` ends it",
+			"volume_id", k.id, "device", d.rec.path())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if reason := d.rec.verdict(a, nil); reason != "" {
+		return k.refuse(ctx, d, reason)
+	}
+	d.rec.learn(a)
+	if err := k.w.m.adopt(ctx, d); err != nil {
+		return err
+	}
+	return k.w.m.mend(ctx, d.rec, false)
+}
+
+// look asks metadata about a device when that is due. well: its sockets are alive.
+func (k *keeper) look(ctx context.Context, d found, well bool) error {
+	m, due := k.w.m, false
+	m.conditions.with(d.Backend, func(c *memory) { due = time.Now().After(c.nextLook) })
+	if !due || !well {
+		return nil
+	}
+	select {
+	case k.w.looks <- struct{}{}:
+		defer func() { <-k.w.looks }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	a, err := k.inquiry.get(ctx, inquiryTimeout)
+	k.looked(d)
+	if reason := d.rec.verdict(a, err); reason != "" {
+		return k.refuse(ctx, d, reason)
+	}
+	if err != nil || len(a.Addresses) == 0 { // the device works: nothing to do about it
+		return nil
+	}
+	elsewhere := a.Addresses[0] != d.rec.Server && d.rec.Server != ""
+	if d.rec.Token == a.Token && slices.Equal(d.rec.Addresses, a.Addresses) && !elsewhere {
+		return nil
+	}
+	d.rec.learn(a)
+	if err := m.state.save(d.rec); err != nil || !elsewhere {
+		return err
+	}
+	return k.moveTo(ctx, d.rec, a.Addresses[0])
+}
+
+// moveTo tries one server, while the sockets that are there stay until it has taken the session.
+func (k *keeper) moveTo(ctx context.Context, r *record, address string) error {
+	all := r.Addresses
+	r.Addresses = []string{address}
+	err := k.w.m.move(ctx, r, true)
+	r.Addresses = all
+	if err != nil {
+		k.w.m.cfg.Log.Warn("a device cannot move to its volume's primary", "volume_id", r.Volume, "device", r.path(), "server", address, "err", err)
+		return nil
+	}
+	return k.w.m.state.save(r)
+}
+
+func (k *keeper) looked(d found) {
+	k.w.m.conditions.with(d.Backend, func(c *memory) { c.nextLook = time.Now().Add(lookEvery*2/3 + rand.N(lookEvery*2/3)) })
+}
+
+// judge decides what a failed move means. A server's word that unflushed data
+// was lost is for good, and so is what metadata says; nothing else is.
+func (k *keeper) judge(ctx context.Context, d found, failure error) error {
+	if errors.Is(failure, block.ErrCacheLost) {
+		return k.refuse(ctx, d, lostReason)
+	}
+	if n, err := k.w.m.cfg.Kernel.Node(d.Index); err != nil || !n.Configured || n.Backend != d.Backend {
+		return nil // it is gone
+	}
+	if errors.Is(failure, errEnded) {
+		d.zombie = true
+		return k.bury(ctx, d)
+	}
+	patience := inquiryPatient
+	if errors.Is(failure, errNoAccess) || d.rec.Token == "" {
+		patience = inquiryTimeout // metadata knows why
+	}
+	a, err := k.inquiry.get(ctx, patience)
+	if reason := d.rec.verdict(a, err); reason != "" {
+		return k.refuse(ctx, d, reason)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; and no word of the metadata service: %w", failure, err)
+	}
+	d.rec.learn(a)
+	return errors.Join(failure, k.w.m.state.save(d.rec))
+}
+
+func (k *keeper) refuse(ctx context.Context, d found, reason string) error {
+	err := k.w.m.fail(ctx, d, reason)
+	if errors.Is(err, block.ErrInUse) { // a zombie now, as it should be
+		return nil
+	}
+	return err
+}

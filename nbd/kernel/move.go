@@ -1,0 +1,207 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+const (
+	goneLook    = 5 * time.Millisecond
+	gonePatient = time.Second            // for sockets that were ended to be gone
+	noticeTime  = 300 * time.Millisecond // for the driver to notice it; it takes a millisecond
+)
+
+// move gives a device the sockets of a new session. If it fails the device is as
+// it was or without sockets, and its requests wait; it can be repeated always.
+// planned: its sockets are alive, so they are ended only when new ones are there.
+func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
+	if !planned {
+		if err := m.endSockets(ctx, r); err != nil {
+			return err
+		}
+	}
+	lost := len(r.Sockets) == 0
+	s, err := m.openSession(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err = m.handOver(ctx, r, s, planned); errors.Is(err, block.ErrUnknown) {
+		return err // the sockets are closed when the kernel has answered
+	}
+	s.close()
+	if err != nil {
+		return err
+	}
+	// What the kernel did not take has ended with our own reference.
+	r.Sockets = s.ids()
+	if taken := m.countAlive(r); taken < len(r.Sockets) {
+		if lost && taken > 0 {
+			r.Connections = taken // it may have been made with fewer sockets than was guessed
+		}
+		return fmt.Errorf("%w: the driver did not take all sockets, or they ended at once", block.ErrUnavailable)
+	}
+	r.Phase, r.Server, r.Hasty = phaseConnected, s.server, false
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	m.cfg.Log.Info("connected anew", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "session", r.Session)
+	return nil
+}
+
+// errEnded: the driver takes no sockets for a device, because it was disconnected.
+var errEnded = fmt.Errorf("%w: it was disconnected by another program", block.ErrPrecondition)
+
+func (m *Manager) handOver(ctx context.Context, r *record, s *session, planned bool) error {
+	lost := len(r.Sockets) == 0
+	old := r.Sockets
+	r.Phase, r.Sockets = phaseMoving, append(s.ids(), old...)
+	if r.Flags == 0 {
+		r.Flags = s.export.Flags & knownFlags
+	}
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	if planned {
+		if err := m.endThese(ctx, r, old); err != nil {
+			return err
+		}
+	} else if lost {
+		// Nobody knows the old sockets, but their server closes them for a newer session.
+		if err := pause(ctx, noticeTime); err != nil {
+			return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+		}
+	}
+	if err := m.cfg.Faults.Hit("kernel.move", r.Volume.String()); err != nil {
+		return err
+	}
+	err := m.calls.do(ctx, call{
+		name: "moving " + r.path(),
+		do: func() error {
+			return m.cfg.Kernel.Reconfigure(r.Index, r.Backend(), Change{Sockets: s.sockets, DeadTimeout: r.DeadTimeout})
+		},
+		rescue: m.destroyer(r), abandon: s.close,
+	})
+	if errors.Is(err, block.ErrNotFound) {
+		return fmt.Errorf("%w: %v", errEnded, err)
+	}
+	if err != nil {
+		return err
+	}
+	return m.cfg.Faults.Hit("kernel.moved", r.Volume.String())
+}
+
+// endSockets ends all sockets that the device may have. It returns when they are
+// gone and the driver has noticed, for it replaces only those that it knows to be dead.
+func (m *Manager) endSockets(ctx context.Context, r *record) error {
+	if err := m.endThese(ctx, r, r.Sockets); err != nil {
+		return err
+	}
+	r.Sockets = nil
+	return nil
+}
+
+func (m *Manager) endThese(ctx context.Context, r *record, ids []SocketID) error {
+	live := m.countAlive(&record{Sockets: ids})
+	if live == 0 {
+		return m.destroy(ids)
+	}
+	notice, stop := m.notices(r.Index, live)
+	defer stop()
+	if err := m.destroy(ids); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, gonePatient)
+	defer cancel()
+	for _, id := range ids {
+		for {
+			if i, err := m.cfg.Kernel.Socket(id); errors.Is(err, block.ErrNotFound) || err == nil && !i.Established {
+				break
+			}
+			if err := pause(ctx, goneLook); err != nil {
+				return fmt.Errorf("%w: a socket of %s cannot be ended: %w", block.ErrUnavailable, r.path(), err)
+			}
+		}
+	}
+	notice(ctx)
+	return nil
+}
+
+// notices returns a function that waits, not for long, until the driver has said
+// of n sockets of a device that they are dead.
+func (m *Manager) notices(index, n int) (wait func(context.Context), stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ready := make(chan struct{}, 1)
+	dead := make(chan struct{}, n)
+	m.running.Go(func() {
+		_ = m.cfg.Kernel.Watch(ctx, func(i int) {
+			switch i {
+			case -1:
+				select {
+				case ready <- struct{}{}:
+				default:
+				}
+			case index:
+				select {
+				case dead <- struct{}{}:
+				default:
+				}
+			}
+		})
+	})
+	t := time.NewTimer(noticeTime)
+	select {
+	case <-ready:
+	case <-t.C: // the words cannot be had now; waiting does instead
+	}
+	return func(ctx context.Context) {
+		t.Reset(noticeTime)
+		for range n {
+			select {
+			case <-dead:
+			case <-t.C:
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}, func() { t.Stop(); cancel() }
+}
+
+// destroy ends sockets and does not wait for it.
+func (m *Manager) destroy(ids []SocketID) error {
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, m.cfg.Kernel.Destroy(id))
+	}
+	return errors.Join(errs...)
+}
+
+// destroyer is what frees a call that hangs on a device.
+func (m *Manager) destroyer(r *record) func() {
+	ids := append([]SocketID(nil), r.Sockets...)
+	return func() {
+		m.cfg.Log.Warn("the nbd driver hangs; its device's connections are ended", "volume_id", r.Volume, "device", r.path())
+		if err := m.destroy(ids); err != nil {
+			m.cfg.Log.Error("connections cannot be ended", "volume_id", r.Volume, "device", r.path(), "err", err)
+		}
+	}
+}
+
+// alive reports whether all sockets of the record are.
+func (m *Manager) alive(r *record) bool {
+	return len(r.Sockets) > 0 && m.countAlive(r) == len(r.Sockets)
+}
+
+func (m *Manager) countAlive(r *record) int {
+	n := 0
+	for _, id := range r.Sockets {
+		if i, err := m.cfg.Kernel.Socket(id); err == nil && i.Established {
+			n++
+		}
+	}
+	return n
+}

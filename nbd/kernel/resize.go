@@ -1,0 +1,111 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
+)
+
+const (
+	answerTime = time.Second // for a request that is sent now, on a device that is well
+	answerLook = 20 * time.Millisecond
+
+	// hastyDeadTimeout is how long the driver waits for new sockets should the server end during a size change:
+	// nobody can hand it any then, and all devices of the machine wait with it.
+	hastyDeadTimeout = 10 * time.Second
+)
+
+// resize makes a device larger, which is well at this moment; see DESIGN.md for
+// what happens if it is not.
+func (m *Manager) resize(ctx context.Context, r *record, size int64) error {
+	if !m.alive(r) {
+		return fmt.Errorf("%w: %s of volume %s has no server now", block.ErrUnavailable, r.path(), r.Volume)
+	}
+	if err := m.answers(ctx, r, true); err != nil {
+		return err
+	}
+	r.Hasty = true
+	if err := m.state.save(r); err != nil {
+		return err
+	}
+	err := m.change(ctx, r, Change{DeadTimeout: hastyDeadTimeout})
+	if err == nil {
+		err = m.change(ctx, r, Change{Size: size})
+	}
+	calm, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
+	defer cancel()
+	if calmed := m.calm(calm, r); err == nil { // else the watch does it
+		err = calmed
+	}
+	if err != nil {
+		return err
+	}
+	n, err := m.cfg.Kernel.Node(r.Index)
+	if err == nil && n.Size != size {
+		err = fmt.Errorf("%w: %s has %d bytes after it was given %d", block.ErrUnavailable, r.path(), n.Size, size)
+	}
+	if err != nil {
+		return err
+	}
+	r.Size = size
+	m.cfg.Log.Info("resized", "volume_id", r.Volume, "device", r.path(), "size", size)
+	return m.state.save(r)
+}
+
+// calm gives a device its patience back.
+func (m *Manager) calm(ctx context.Context, r *record) error {
+	if err := m.change(ctx, r, Change{DeadTimeout: r.DeadTimeout}); err != nil {
+		return err
+	}
+	r.Hasty = false
+	return m.state.save(r)
+}
+
+// change is not helped by ending sockets: what a size change waits for is their answers.
+func (m *Manager) change(ctx context.Context, r *record, c Change) error {
+	return m.calls.do(ctx, call{
+		name: "changing " + r.path(), do: func() error { return m.cfg.Kernel.Reconfigure(r.Index, r.Backend(), c) },
+	})
+}
+
+// answers returns nil if the device's server answers requests: one that is in
+// flight, or else, if ask is set, one that is made for it.
+func (m *Manager) answers(ctx context.Context, r *record, ask bool) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	before := m.received(r)
+	for {
+		n, err := m.cfg.Kernel.Node(r.Index)
+		if err != nil {
+			return err
+		}
+		switch {
+		case m.received(r) > before:
+			return nil
+		case n.InFlight == 0 && !ask:
+			return nil
+		case n.InFlight == 0:
+			if err := m.cfg.Kernel.Poke(ctx, r.Index, n.Size); !errors.Is(err, block.ErrUnsupported) {
+				return err
+			}
+			return nil
+		}
+		if pause(ctx, answerLook) != nil {
+			return fmt.Errorf("%w: the server of %s has not answered for %v", block.ErrUnavailable, r.path(), answerTime)
+		}
+	}
+}
+
+// received counts the bytes that servers have sent to the device's sockets.
+func (m *Manager) received(r *record) uint64 {
+	var sum uint64
+	for _, id := range r.Sockets {
+		if i, err := m.cfg.Kernel.Socket(id); err == nil {
+			sum += i.Received
+		}
+	}
+	return sum
+}

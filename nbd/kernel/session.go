@@ -1,0 +1,159 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/gabion-storage/gabion/nbd/client"
+	"github.com/gabion-storage/gabion/nbd/wire"
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/pojntfx/go-nbd/pkg/protocol"
+)
+
+const (
+	// sessionTimeout bounds one try at one server, which may have to drain older sessions or take the volume over first.
+	sessionTimeout = 15 * time.Second
+	maxDoublings   = 24 // from any clock's milliseconds beyond any other's
+)
+
+// session is the connections of one session at one server, not yet the kernel's.
+type session struct {
+	sockets []Socket
+	export  client.Export
+	server  string
+}
+
+func (s *session) ids() []SocketID {
+	var ids []SocketID
+	for _, k := range s.sockets {
+		ids = append(ids, k.ID())
+	}
+	return ids
+}
+
+func (s *session) close() {
+	for _, k := range s.sockets {
+		_ = k.Close()
+	}
+}
+
+// openSession opens a session at the first server that takes it. The record
+// names each number before it is used, so that none is used twice.
+func (m *Manager) openSession(ctx context.Context, r *record) (*session, error) {
+	if len(r.Addresses) == 0 {
+		return nil, fmt.Errorf("%w: no server of volume %s is known", block.ErrUnavailable, r.Volume)
+	}
+	if err := m.cfg.Faults.Hit("kernel.dial", r.Volume.String()); err != nil {
+		return nil, err
+	}
+	var failure error
+	for _, address := range r.Addresses {
+		s, err := m.openAt(ctx, r, address)
+		if err == nil || errors.Is(err, block.ErrCacheLost) || ctx.Err() != nil {
+			return s, err
+		}
+		if failure == nil {
+			failure = err
+		} else {
+			failure = fmt.Errorf("%w; %w", failure, err)
+		}
+	}
+	return nil, failure
+}
+
+// errNoAccess is a server's word that it knows no such attachment. Only metadata can say that there is none.
+var errNoAccess = fmt.Errorf("%w: the server grants no access", block.ErrUnavailable)
+
+func (m *Manager) openAt(ctx context.Context, r *record, address string) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+	defer cancel()
+	number := max(r.Session+1, block.SessionNumber(time.Now().UnixMilli()))
+	for doubled := 0; ; doubled++ {
+		r.Session = number
+		if err := m.state.save(r); err != nil {
+			return nil, err
+		}
+		s, err := m.dialSession(ctx, r, address)
+		if errors.Is(err, block.ErrNotFound) {
+			return nil, fmt.Errorf("%w: %v", errNoAccess, err)
+		}
+		// Invalid is a server's word for a number that is older than one it knows.
+		if !errors.Is(err, block.ErrInvalid) || doubled == maxDoublings || number > math.MaxUint64/2 {
+			return s, err
+		}
+		number *= 2
+	}
+}
+
+// dialSession opens the connections of one session number.
+func (m *Manager) dialSession(ctx context.Context, r *record, address string) (*session, error) {
+	target := client.Target{Network: "tcp", Address: address, Export: r.export()}
+	first, export, err := m.cfg.Dialer.Dial(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{sockets: []Socket{first}, export: export, server: address}
+	if err := r.suits(export); err != nil {
+		s.close()
+		return nil, fmt.Errorf("%s: %w", target, err)
+	}
+	more := make([]Socket, r.Connections-1)
+	errs := make([]error, len(more))
+	var wg sync.WaitGroup
+	for i := range more {
+		wg.Go(func() {
+			var e client.Export
+			more[i], e, errs[i] = m.cfg.Dialer.Dial(ctx, target)
+			if errs[i] == nil && e != export {
+				errs[i] = fmt.Errorf("%s: %w: it describes one export in two ways", target, block.ErrCorrupt)
+			}
+		})
+	}
+	wg.Wait()
+	for _, k := range more {
+		if k != nil {
+			s.sockets = append(s.sockets, k)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// export is the name that opens the record's newest session.
+func (r *record) export() string {
+	return fmt.Sprintf("%s/%s/%d/%d", r.Volume, r.Token.secret(), r.Epoch, r.Session)
+}
+
+const (
+	flagHas   = uint16(1)
+	flagMulti = protocol.NEGOTIATION_REPLY_FLAGS_CAN_MULTI_CONN
+	// neededFlags make the device keep what it promises to a file system.
+	neededFlags = flagHas | wire.TransFlush | wire.TransFUA | flagMulti
+	// knownFlags are those that the driver may see.
+	knownFlags = neededFlags | wire.TransReadOnly | wire.TransTrim | wire.TransWriteZeroes
+)
+
+// suits tells whether an export can be, or go on as, the record's device. A
+// device learns of nothing but a larger size, and of that only by Resize.
+func (r *record) suits(e client.Export) error {
+	switch {
+	case e.Flags&neededFlags != neededFlags:
+		return fmt.Errorf("%w: the export's flags %#x lack some of %#x (flush, FUA, multi-conn)", block.ErrUnsupported, e.Flags, neededFlags)
+	case e.MinBlock > r.BlockSize || e.Size%r.BlockSize != 0:
+		return fmt.Errorf("%w: an export of %d bytes in blocks of %d cannot be a device with blocks of %d", block.ErrCorrupt, e.Size, e.MinBlock, r.BlockSize)
+	case r.Phase == phaseConnecting && e.Size != r.Size:
+		return fmt.Errorf("%w: the server says the volume has %d bytes, the metadata service says %d", block.ErrCorrupt, e.Size, r.Size)
+	case e.Size < r.Size:
+		return fmt.Errorf("%w: the server says the volume has %d bytes, the device has %d", block.ErrCorrupt, e.Size, r.Size)
+	case r.Flags != 0 && (e.Flags^r.Flags)&knownFlags != 0:
+		return fmt.Errorf("%w: the export's flags are %#x, the device was made with %#x", block.ErrUnsupported, e.Flags, r.Flags)
+	}
+	return nil
+}
