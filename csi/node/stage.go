@@ -199,7 +199,7 @@ func (s *Service) compare(d Device, v Volume, r stageRequest) error {
 		return fmt.Errorf("%w: the kernel shows %d bytes, not %d", block.ErrUnavailable, b.Size, d.Size)
 	case b.Size > v.Size:
 		return fmt.Errorf("%w: the device has %d bytes, the volume %d: it changes, or is another", block.ErrUnavailable, b.Size, v.Size)
-	case b.ReadOnly != r.readOnly:
+	case b.ReadOnly != r.readOnly || d.ReadOnly != r.readOnly:
 		return fmt.Errorf("%w: the device is read-only: %t, wanted: %t", block.ErrUnavailable, b.ReadOnly, r.readOnly)
 	}
 	return nil
