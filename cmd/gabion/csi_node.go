@@ -47,7 +47,7 @@ const announceEvery = time.Minute
 // seldom as what is accepted: an operator, or an upgrade, changes it.
 func (a *announcer) run(ctx context.Context) {
 	told := ""
-	for {
+	for ctx.Err() == nil {
 		err := retry(ctx, func() error {
 			err := a.once(ctx)
 			if told == "" && passing(err) && ctx.Err() == nil {
@@ -58,7 +58,6 @@ func (a *announcer) run(ctx context.Context) {
 		})
 		switch {
 		case ctx.Err() != nil:
-			return
 		case err == nil && told != "":
 			a.log.Info("the metadata service knows this node again", "node", a.consumer.GetName())
 			told = ""
