@@ -64,7 +64,7 @@ type conn struct {
 	reason    error     // why the connection ends; nil while it lives
 	ended     chan struct{}
 	dead      bool // no reply is sent any more
-	gathering bool // Submit runs and its reader will send what finishes meanwhile
+	gathering bool // Submit runs, or reader.unsent: the reader will send what finishes meanwhile
 	sending   bool // somebody has the role of sending
 	inflight  int  // requests not recycled
 	between   bool // Submit runs, and what was read and is not in its batch is untouched
@@ -123,10 +123,14 @@ func (c *conn) readOn(err error) {
 	if err == nil {
 		err = c.transmit()
 	}
-	if !errors.Is(err, errTakenOver) {
-		c.finish(err)
-		c.over()
+	if errors.Is(err, errTakenOver) {
+		return
 	}
+	if c.reader.unsent {
+		c.flush()
+	}
+	c.finish(err)
+	c.over()
 }
 
 // over is the last thing a connection does.
@@ -245,8 +249,7 @@ func (c *conn) ReadBuffer(br *block.Request) error {
 	}
 	// Replies that wait for the end of Submit hold the bytes that are waited for.
 	c.mu.Lock()
-	c.gathering = false
-	c.wakeWriter()
+	c.handReplies()
 	c.mu.Unlock()
 	r := c.own(br)
 	weight := sizeOf(r.Length)
@@ -324,6 +327,12 @@ func (c *conn) wakeWriter() {
 		c.sending = true
 		c.wake <- struct{}{}
 	}
+}
+
+// handReplies ends gathering and leaves what is finished to the writer. Called with mu held.
+func (c *conn) handReplies() {
+	c.gathering = false
+	c.wakeWriter()
 }
 
 // observe tells the Observer that a request is done. Called with mu held.

@@ -46,6 +46,10 @@ type reader struct {
 	err      error
 	limited  bool // the read deadline is set
 	spin     spin
+
+	// ahead: the client had sent its next request by the time the last batch was done. Then replies wait for those of
+	// one more batch, but not for the client. unsent: some do.
+	ahead, unsent bool
 }
 
 // transmit serves requests until the connection ends, and says why.
@@ -127,12 +131,22 @@ func (c *conn) readable(fd uintptr) bool {
 		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
 	progress := false
+	if rd.dst == nil {
+		rd.ahead = true
+	}
 	for {
 		n, errno := recv(fd, p[rd.n:])
 		switch {
 		case errno == unix.EINTR:
 			continue
 		case errno == unix.EAGAIN:
+			if rd.dst == nil {
+				rd.ahead = false
+			}
+			if rd.unsent {
+				c.flush()
+				continue
+			}
 			if rd.spin.more(c.srv.spinners, rd.dst != nil) {
 				continue
 			}
@@ -219,11 +233,14 @@ const (
 	within  where = false // a request is parsed in part
 )
 
-// submit hands the batch to the Device and sends what is finished.
+// submit hands the batch to the Device and sends what is finished, or leaves that to the next time.
 // errTakenOver: the role of reading is another goroutine's.
 func (c *conn) submit(at where) error {
 	rd := &c.reader
 	if len(rd.batch) == 0 {
+		if rd.unsent && at == within {
+			c.flush()
+		}
 		return nil
 	}
 	if err := c.srv.cfg.Fault.Hit("nbd.parse", c.volume); err != nil {
@@ -240,6 +257,10 @@ func (c *conn) submit(at where) error {
 	}
 	clear(rd.batch)
 	rd.batch, rd.bytes = rd.batch[:0], 0
+	if rd.ahead && !rd.unsent && at == between {
+		rd.unsent = true
+		return c.heldUp(c.srv.now())
+	}
 	return c.heldUp(c.flush())
 }
 
@@ -249,6 +270,7 @@ func (c *conn) enter(n int, gather bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.inflight+n > c.srv.cfg.MaxRequests {
+		c.handReplies()
 		for c.inflight+n > c.srv.cfg.MaxRequests && c.reason == nil {
 			c.room.Wait()
 		}

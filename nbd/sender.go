@@ -50,6 +50,7 @@ func (s *sender) add(p []byte, a *buffer) {
 // at once. It returns the time.
 func (c *conn) flush() time.Duration {
 	now := c.srv.now()
+	c.reader.unsent = false
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.gathering = false

@@ -66,6 +66,6 @@ func (c *conn) takeOver() {
 
 	rd := &c.reader
 	clear(rd.batch)
-	rd.batch, rd.bytes = rd.batch[:0], 0
+	rd.batch, rd.bytes, rd.unsent = rd.batch[:0], 0, false
 	c.readOn(c.heldUp(c.srv.now()))
 }

@@ -54,7 +54,7 @@ func (m *Manager) condition(n Node, r *record) Condition {
 			now.Health, now.Reason = Zombie, "it was detached and is still open somewhere"
 		case r == nil:
 			now.Reason = "its state is lost: its connections cannot be told"
-		case m.alive(r):
+		case r.Phase != phaseMoving && m.alive(r):
 			now.Health = Connected
 		default:
 			now.Reason = "its connections have ended"

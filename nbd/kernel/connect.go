@@ -79,6 +79,7 @@ func (m *Manager) takeAt(ctx context.Context, r *record, s *session, flags uint1
 	if err := m.cfg.Faults.Hit("kernel.connect", r.Volume.String()); err != nil {
 		return err
 	}
+	m.deaths.reset(r.Index)
 	c := Connect{
 		Index: r.Index, Backend: r.Backend(), Size: r.Size, BlockSize: r.BlockSize, Flags: flags,
 		Timeout: r.Timeout, DeadTimeout: r.DeadTimeout, Sockets: s.sockets,

@@ -134,6 +134,8 @@ type inquiry struct {
 	m      *Manager
 	id     block.VolumeID
 	answer chan answer // of the question under way; nil: none
+	next   time.Time   // no question before
+	pause  time.Duration
 }
 
 type answer struct {
@@ -144,10 +146,20 @@ type answer struct {
 const (
 	inquiryTimeout = 5 * time.Second
 	inquiryPatient = 300 * time.Millisecond // for who can go on without the answer
+
+	inquiryPauseFirst = time.Second // between one answer and the next question; it doubles
+	inquiryPauseLast  = 30 * time.Second
 )
 
-// get waits at most for patience. ErrUnavailable: no answer yet; the question stands.
+// errAsked: metadata has answered a moment ago, and said nothing that helps.
+var errAsked = fmt.Errorf("%w: the metadata service was asked a moment ago", block.ErrUnavailable)
+
+// get waits at most for patience. ErrUnavailable: no answer yet; the question
+// stands. While a trouble lasts it is asked less and less often.
 func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, error) {
+	if q.answer == nil && time.Now().Before(q.next) {
+		return Attachment{}, errAsked
+	}
 	if q.answer == nil {
 		said := make(chan answer, 1)
 		q.answer = said
@@ -163,6 +175,8 @@ func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, 
 	select {
 	case a := <-q.answer:
 		q.answer = nil
+		q.pause = min(max(2*q.pause, inquiryPauseFirst), inquiryPauseLast)
+		q.next = time.Now().Add(q.pause)
 		return a.Attachment, a.err
 	case <-t.C:
 	case <-ctx.Done():

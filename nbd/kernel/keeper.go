@@ -202,11 +202,20 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 	if reason := d.rec.verdict(a, err); reason != "" {
 		return k.refuse(ctx, d, reason)
 	}
+	if errors.Is(err, errAsked) {
+		return failure
+	}
 	if err != nil {
-		return fmt.Errorf("%w; and no word of the metadata service: %w", failure, err)
+		return fmt.Errorf("%w; %w", failure, err)
 	}
 	d.rec.learn(a)
-	return errors.Join(failure, k.w.m.state.save(d.rec))
+	if err := k.w.m.state.save(d.rec); err != nil {
+		return err
+	}
+	if errors.Is(failure, errSilent) && len(a.Addresses) > 0 && a.Addresses[0] != d.rec.Server {
+		return k.w.m.move(ctx, d.rec, false) // another server has the volume now
+	}
+	return failure
 }
 
 func (k *keeper) refuse(ctx context.Context, d found, reason string) error {

@@ -50,6 +50,7 @@ type Manager struct {
 	calls      *calls
 	lanes      *lanes
 	conditions conditions
+	deaths     *deaths
 
 	life    context.Context // ends with Close
 	die     context.CancelFunc
@@ -78,6 +79,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, state: state{cfg.State}, calls: newCalls(),
 		lanes:      &lanes{dir: cfg.State, of: make(map[block.VolumeID]*lane)},
 		conditions: conditions{of: make(map[string]*memory)},
+		deaths:     newDeaths(),
 		reserved:   make(map[int]bool),
 	}
 	m.life, m.die = context.WithCancel(context.Background())

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -11,8 +12,7 @@ import (
 
 const (
 	goneLook    = 5 * time.Millisecond
-	gonePatient = time.Second            // for sockets that were ended to be gone
-	noticeTime  = 300 * time.Millisecond // for the driver to notice it; it takes a millisecond
+	gonePatient = time.Second // for sockets that were ended to be gone
 )
 
 // move gives a device the sockets of a new session. If it fails the device is as
@@ -71,13 +71,12 @@ func (m *Manager) handOver(ctx context.Context, r *record, s *session, planned b
 		}
 	} else if lost {
 		// Nobody knows the old sockets, but their server closes them for a newer session.
-		if err := pause(ctx, noticeTime); err != nil {
-			return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-		}
+		m.deaths.wait(ctx, r.Index, r.Connections)
 	}
 	if err := m.cfg.Faults.Hit("kernel.move", r.Volume.String()); err != nil {
 		return err
 	}
+	m.deaths.reset(r.Index)
 	err := m.calls.do(ctx, call{
 		name: "moving " + r.path(),
 		do: func() error {
@@ -105,12 +104,7 @@ func (m *Manager) endSockets(ctx context.Context, r *record) error {
 }
 
 func (m *Manager) endThese(ctx context.Context, r *record, ids []SocketID) error {
-	live := m.countAlive(&record{Sockets: ids})
-	if live == 0 {
-		return m.destroy(ids)
-	}
-	notice, stop := m.notices(r.Index, live)
-	defer stop()
+	defer m.deaths.listen(m)()
 	if err := m.destroy(ids); err != nil {
 		return err
 	}
@@ -126,49 +120,8 @@ func (m *Manager) endThese(ctx context.Context, r *record, ids []SocketID) error
 			}
 		}
 	}
-	notice(ctx)
+	m.deaths.wait(ctx, r.Index, r.Connections)
 	return nil
-}
-
-// notices returns a function that waits, not for long, until the driver has said
-// of n sockets of a device that they are dead.
-func (m *Manager) notices(index, n int) (wait func(context.Context), stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ready := make(chan struct{}, 1)
-	dead := make(chan struct{}, n)
-	m.running.Go(func() {
-		_ = m.cfg.Kernel.Watch(ctx, func(i int) {
-			switch i {
-			case -1:
-				select {
-				case ready <- struct{}{}:
-				default:
-				}
-			case index:
-				select {
-				case dead <- struct{}{}:
-				default:
-				}
-			}
-		})
-	})
-	t := time.NewTimer(noticeTime)
-	select {
-	case <-ready:
-	case <-t.C: // the words cannot be had now; waiting does instead
-	}
-	return func(ctx context.Context) {
-		t.Reset(noticeTime)
-		for range n {
-			select {
-			case <-dead:
-			case <-t.C:
-				return
-			case <-ctx.Done():
-				return
-			}
-		}
-	}, func() { t.Stop(); cancel() }
 }
 
 // destroy ends sockets and does not wait for it.
@@ -182,7 +135,7 @@ func (m *Manager) destroy(ids []SocketID) error {
 
 // destroyer is what frees a call that hangs on a device.
 func (m *Manager) destroyer(r *record) func() {
-	ids := append([]SocketID(nil), r.Sockets...)
+	ids := slices.Clone(r.Sockets)
 	return func() {
 		m.cfg.Log.Warn("the nbd driver hangs; its device's connections are ended", "volume_id", r.Volume, "device", r.path())
 		if err := m.destroy(ids); err != nil {

@@ -85,6 +85,8 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool) error {
 		switch {
 		case m.received(r) > before:
 			return nil
+		case !m.alive(r):
+			return fmt.Errorf("%w: the connections of %s have ended", block.ErrUnavailable, r.path())
 		case n.InFlight == 0 && !ask:
 			return nil
 		case n.InFlight == 0:
@@ -94,10 +96,13 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool) error {
 			return nil
 		}
 		if pause(ctx, answerLook) != nil {
-			return fmt.Errorf("%w: the server of %s has not answered for %v", block.ErrUnavailable, r.path(), answerTime)
+			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), answerTime)
 		}
 	}
 }
+
+// errSilent: requests are in flight, and the connections are alive.
+var errSilent = fmt.Errorf("%w: silent", block.ErrUnavailable)
 
 // received counts the bytes that servers have sent to the device's sockets.
 func (m *Manager) received(r *record) uint64 {

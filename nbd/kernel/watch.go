@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	scanEvery  = 2 * time.Second
-	lookEvery  = time.Minute // at metadata, for each device; a third more or less
-	maxLooks   = 8           // at one time
-	watchAgain = time.Second
-	tellAgain  = time.Minute // of a trouble that has not changed
+	scanEvery = 2 * time.Second
+	lookEvery = time.Minute // at metadata, for each device; a third more or less
+	maxLooks  = 8           // at one time
+	tellAgain = time.Minute // of a trouble that has not changed
 )
 
 // Run keeps the devices connected until ctx ends: it adopts those it finds, also
 // ones that other processes made, moves them to new sockets when theirs die,
 // for ever, and ends those that are refused for good. It is called once.
 func (m *Manager) Run(ctx context.Context) error {
-	w := &watch{m: m, keepers: make(map[block.VolumeID]bool), looks: make(chan struct{}, maxLooks), wake: make(chan struct{}, 1)}
-	w.running.Go(func() { w.listen(ctx) })
+	w := &watch{m: m, keepers: make(map[block.VolumeID]bool), looks: make(chan struct{}, maxLooks)}
+	defer m.deaths.listen(m)()
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
+		died := m.deaths.next()
 		if err := w.scan(ctx); err != nil {
 			m.cfg.Log.Error("devices cannot be listed", "err", err)
 		}
 		select {
-		case <-w.wake:
+		case <-died:
 		case <-tick.C:
 		case <-ctx.Done():
 		}
@@ -43,28 +43,11 @@ func (m *Manager) Run(ctx context.Context) error {
 // watch is one Run.
 type watch struct {
 	m       *Manager
-	wake    chan struct{} // cap 1: a socket died
 	looks   chan struct{} // cap maxLooks
 	running sync.WaitGroup
 
 	mu      sync.Mutex
 	keepers map[block.VolumeID]bool // volumes that one works on
-}
-
-// listen turns the driver's events into scans.
-func (w *watch) listen(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := w.m.cfg.Kernel.Watch(ctx, func(int) {
-			select {
-			case w.wake <- struct{}{}:
-			default:
-			}
-		})
-		if err != nil && ctx.Err() == nil {
-			w.m.cfg.Log.Warn("no events from the nbd driver; devices are looked at each two seconds", "err", err)
-		}
-		_ = pause(ctx, watchAgain)
-	}
 }
 
 // scan starts a keeper for each volume that needs one.

@@ -43,6 +43,7 @@ type Fake struct {
 	cookies  uint64
 	watchers map[chan int]bool
 	mute     bool
+	before   func()                   // a size change, once
 	stuck    map[string]chan struct{} // by call: until when it hangs
 	calls    map[string]int
 	running  sync.WaitGroup
@@ -128,6 +129,13 @@ func (f *Fake) Stick(call string) (release func()) {
 	}
 }
 
+// BeforeResize runs something when the next size change has begun.
+func (f *Fake) BeforeResize(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = do
+}
+
 // Calls counts the calls of one kind.
 func (f *Fake) Calls(call string) int {
 	f.mu.Lock()
@@ -202,6 +210,13 @@ func (f *Fake) Reconfigure(index int, backend string, c kernel.Change) error {
 
 // resize waits until nothing is in flight, with the netlink lock held. f.mu is held, but not meanwhile.
 func (f *Fake) resize(d *device, size int64) {
+	if before := f.before; before != nil {
+		f.before = nil
+		f.mu.Unlock()
+		before()
+		time.Sleep(noticeDelay)
+		f.mu.Lock()
+	}
 	if !f.NoFreeze && size != d.Size {
 		d.frozen = true
 		for d.inflight > 0 && !f.closed {

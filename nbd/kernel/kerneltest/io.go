@@ -98,7 +98,7 @@ func (f *Fake) send(d *device, p *slot) bool {
 	defer t.Stop()
 	begin := time.Now()
 	for !d.disconnected && !f.closed {
-		if s.established && s.server.state == serving {
+		if s.established && s.server.state == serving && !s.volume.parked {
 			s.received += 16
 			s.server.requests++
 			return true

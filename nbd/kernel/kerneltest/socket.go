@@ -129,6 +129,7 @@ type Volume struct {
 	Flags    uint16
 	ReadOnly bool
 	Revoked  bool
+	parked   bool
 	Newest   block.SessionNumber // session that was opened
 }
 
@@ -190,6 +191,14 @@ func (s *Server) Say(mutate func(*client.Export)) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	s.mutate = mutate
+}
+
+// Park makes a server answer nothing of a volume, although it takes sessions.
+func (s *Server) Park(v *Volume, on bool) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	v.parked = on
+	s.f.change()
 }
 
 // Requests counts the requests that were answered.
