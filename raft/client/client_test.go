@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -252,6 +253,15 @@ func TestH74KeysAreResolvedOnce(t *testing.T) {
 	s.calls = nil
 	if _, err := c.Detach(t.Context(), &metapb.DetachRequest{Volume: &metapb.VolumeRef{Name: "v"}, Node: "c3"}); err != nil || s.made() != "get:v" {
 		t.Errorf("not attached: %v, %q", err, s.made())
+	}
+	s.calls, s.answers = nil, []error{nil, nil, nil}
+	if _, err := c.Detach(t.Context(), &metapb.DetachRequest{Volume: &metapb.VolumeRef{Name: "v"}}); err != nil {
+		t.Fatal(err)
+	}
+	made := strings.Fields(s.made())
+	slices.Sort(made)
+	if want := []string{"detach:id/a1", "detach:id/a2", "get:v"}; !slices.Equal(made, want) {
+		t.Errorf("from all nodes: %q", made)
 	}
 	s.calls, s.answers = nil, []error{block.ErrNotFound}
 	if _, err := c.DeleteVolume(t.Context(), &metapb.DeleteVolumeRequest{Volume: &metapb.VolumeRef{Name: "v"}}); err != nil || s.made() != "get:v" {

@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
@@ -25,26 +27,30 @@ const (
 
 // kinds has a row for every method; a method without one is made once.
 var kinds = map[string]kind{
-	metapb.Metadata_CreateVolume_FullMethodName: keyed,
-	metapb.Metadata_GetVolume_FullMethodName:    reads,
-	metapb.Metadata_ListVolumes_FullMethodName:  reads,
-	metapb.Metadata_ResizeVolume_FullMethodName: keyed,
-	metapb.Metadata_DeleteVolume_FullMethodName: keyed,
-	metapb.Metadata_Attach_FullMethodName:       keyed,
-	metapb.Metadata_Detach_FullMethodName:       keyed,
-	metapb.Metadata_ListNodes_FullMethodName:    reads,
-	metapb.Metadata_ListDisks_FullMethodName:    reads,
-	metapb.Metadata_GetStatus_FullMethodName:    reads,
-	metapb.Metadata_GetCapacity_FullMethodName:  reads,
-	metapb.Metadata_Watch_FullMethodName:        reads,
-	metapb.Metadata_RegisterNode_FullMethodName: keyed,
-	metapb.Metadata_ReportDisks_FullMethodName:  keyed,
-	metapb.Metadata_ReportEvent_FullMethodName:  keyed,
-	metapb.Metadata_Grant_FullMethodName:        keyed, // twice is two generations, and the caller has the newer
-	metapb.Metadata_ReadMap_FullMethodName:      reads,
-	metapb.Metadata_LookupVolume_FullMethodName: reads,
-	metapb.Metadata_PlaceRuns_FullMethodName:    reads,
-	metapb.Metadata_Propose_FullMethodName:      once,
+	metapb.Metadata_CreateVolume_FullMethodName:     keyed,
+	metapb.Metadata_GetVolume_FullMethodName:        reads,
+	metapb.Metadata_ListVolumes_FullMethodName:      reads,
+	metapb.Metadata_ResizeVolume_FullMethodName:     keyed,
+	metapb.Metadata_DeleteVolume_FullMethodName:     keyed,
+	metapb.Metadata_Attach_FullMethodName:           keyed,
+	metapb.Metadata_Detach_FullMethodName:           keyed,
+	metapb.Metadata_GetAttachment_FullMethodName:    reads,
+	metapb.Metadata_SetFormat_FullMethodName:        keyed,
+	metapb.Metadata_RegisterConsumer_FullMethodName: keyed,
+	metapb.Metadata_GetConsumer_FullMethodName:      reads,
+	metapb.Metadata_ListNodes_FullMethodName:        reads,
+	metapb.Metadata_ListDisks_FullMethodName:        reads,
+	metapb.Metadata_GetStatus_FullMethodName:        reads,
+	metapb.Metadata_GetCapacity_FullMethodName:      reads,
+	metapb.Metadata_Watch_FullMethodName:            reads,
+	metapb.Metadata_RegisterNode_FullMethodName:     keyed,
+	metapb.Metadata_ReportDisks_FullMethodName:      keyed,
+	metapb.Metadata_ReportEvent_FullMethodName:      keyed,
+	metapb.Metadata_Grant_FullMethodName:            keyed, // twice is two generations, and the caller has the newer
+	metapb.Metadata_ReadMap_FullMethodName:          reads,
+	metapb.Metadata_LookupVolume_FullMethodName:     reads,
+	metapb.Metadata_PlaceRuns_FullMethodName:        reads,
+	metapb.Metadata_Propose_FullMethodName:          once,
 }
 
 func kindOf(method string) kind { return kinds[method] }
@@ -84,31 +90,49 @@ func (c *Client) ResizeVolume(ctx context.Context, in *metapb.ResizeVolumeReques
 	return c.MetadataClient.ResizeVolume(ctx, in, opts...)
 }
 
-// Detach takes a consumer's right away; see metadata.proto. A volume or an
-// attachment that is absent is detached.
-func (c *Client) Detach(ctx context.Context, in *metapb.DetachRequest, opts ...grpc.CallOption) (*metapb.DetachResponse, error) {
-	if in.GetAttachmentId() == "" {
+// SetFormat records how far formatting has come; see metadata.proto.
+func (c *Client) SetFormat(ctx context.Context, in *metapb.SetFormatRequest, opts ...grpc.CallOption) (*metapb.Volume, error) {
+	if in.GetVolume().GetId() == "" {
 		v, err := c.resolve(ctx, in.GetVolume())
-		if errors.Is(err, block.ErrNotFound) {
-			return &metapb.DetachResponse{}, nil
-		}
 		if err != nil {
 			return nil, err
 		}
-		a := attachmentOf(v, in.GetNode())
-		if a == nil {
-			return &metapb.DetachResponse{}, nil
-		}
-		in = &metapb.DetachRequest{Volume: &metapb.VolumeRef{Id: v.GetVolume().GetId()}, Node: in.GetNode(), AttachmentId: a.GetId()}
+		in = proto.CloneOf(in)
+		in.Volume = &metapb.VolumeRef{Id: v.GetVolume().GetId()}
 	}
-	return c.MetadataClient.Detach(ctx, in, opts...)
+	return c.MetadataClient.SetFormat(ctx, in, opts...)
 }
 
-func attachmentOf(v *metapb.GetVolumeResponse, node string) *metapb.Attachment {
+// Detach takes a consumer's right away, or, without a node, that of all; see
+// metadata.proto. A volume or an attachment that is absent is detached.
+func (c *Client) Detach(ctx context.Context, in *metapb.DetachRequest, opts ...grpc.CallOption) (*metapb.DetachResponse, error) {
+	if in.GetAttachmentId() != "" {
+		return c.MetadataClient.Detach(ctx, in, opts...)
+	}
+	v, err := c.resolve(ctx, in.GetVolume())
+	if errors.Is(err, block.ErrNotFound) {
+		return &metapb.DetachResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	volume := &metapb.VolumeRef{Id: v.GetVolume().GetId()}
+	var list []*metapb.DetachRequest
 	for _, a := range v.GetAttachments() {
-		if a.GetNode() == node {
-			return a
+		if in.GetNode() == "" || a.GetNode() == in.GetNode() {
+			list = append(list, &metapb.DetachRequest{Volume: volume, Node: a.GetNode(), AttachmentId: a.GetId()})
 		}
 	}
-	return nil
+	errs := make([]error, len(list))
+	var wait sync.WaitGroup
+	for i, one := range list { // at once: each waits for a confirmation
+		wait.Go(func() { _, errs[i] = c.MetadataClient.Detach(ctx, one, opts...) })
+	}
+	wait.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err // one says enough
+		}
+	}
+	return &metapb.DetachResponse{}, nil
 }

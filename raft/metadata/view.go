@@ -205,6 +205,9 @@ func (v *View) Consumer(name string) *metapb.Consumer {
 	return c
 }
 
+// MaxVolumes is how many volumes are attached to a node at most.
+func (v *View) MaxVolumes(node string) int64 { return maxVolumes(v.Consumer(node)) }
+
 // Consumers are all consumers by name.
 func (v *View) Consumers() []*metapb.Consumer { return slices.Collect(values(v.consumers)) }
 

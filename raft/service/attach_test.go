@@ -310,7 +310,7 @@ func TestPlaceRuns(t *testing.T) {
 	}
 }
 
-// B166: a token is in the answer to Attach, in the log and in snapshots (which
+// B166: a token is in the answers to Attach and GetAttachment, in the log and in snapshots (which
 // are the secret's store), and nowhere else.
 func TestB166TokensAreNotLogged(t *testing.T) {
 	w := newWorld(t)
@@ -326,6 +326,13 @@ func TestB166TokensAreNotLogged(t *testing.T) {
 	say(w.GetVolume(t.Context(), &metapb.GetVolumeRequest{Volume: byName("v")}))
 	say(w.ReadMap(t.Context(), &metapb.ReadMapRequest{VolumeId: v.Id}))
 	say(w.DeleteVolume(t.Context(), &metapb.DeleteVolumeRequest{Volume: byName("v")}))
+	say(w.ListVolumes(t.Context(), &metapb.ListVolumesRequest{}))
+	say(w.GetAttachment(t.Context(), &metapb.GetAttachmentRequest{Volume: byName("v"), Node: "c2"}))
+	say(w.SetFormat(t.Context(), &metapb.SetFormatRequest{Volume: byName("v"), AttachmentId: a.Id, Format: metapb.Volume_NONE}))
+	say(w.SetFormat(t.Context(), &metapb.SetFormatRequest{Volume: byName("v"), AttachmentId: a.Id, Format: metapb.Volume_DONE}))
+	if again, err := w.GetAttachment(t.Context(), &metapb.GetAttachmentRequest{Volume: byName("v"), Node: "c1"}); err != nil || !bytes.Equal(again.Attachment.Token, a.Token) {
+		t.Error("the token is not given to whom it belongs")
+	}
 	stream, err := w.Watch(t.Context(), &metapb.WatchRequest{History: true})
 	if err != nil {
 		t.Fatal(err)

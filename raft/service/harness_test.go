@@ -14,6 +14,7 @@ import (
 
 	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/consensus"
+	"github.com/gabion-storage/gabion/raft/metadata"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/fault"
@@ -154,15 +155,47 @@ func disk(n int, capacity int64) *metapb.Disk {
 }
 
 func node(name string) *metapb.Node {
-	return &metapb.Node{Name: name, Rack: "r1", Process: proc, NbdAddress: "127.0.0.1:10809", FeatureLevel: 1}
+	return &metapb.Node{Name: name, Rack: "r1", Process: proc, NbdAddress: "127.0.0.1:10809", FeatureLevel: metadata.Level}
 }
 
 // register announces a node with disks of these sizes.
 func (w *world) register(name string, disks ...*metapb.Disk) {
 	w.t.Helper()
-	if _, err := w.RegisterNode(w.t.Context(), &metapb.RegisterNodeRequest{Node: node(name), Disks: disks}); err != nil {
+	w.registerIn("r1", name, disks...)
+}
+
+func (w *world) registerIn(rack, name string, disks ...*metapb.Disk) {
+	w.t.Helper()
+	n := node(name)
+	n.Rack = rack
+	if _, err := w.RegisterNode(w.t.Context(), &metapb.RegisterNodeRequest{Node: n, Disks: disks}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// consumer makes a node known that volumes can be published to.
+func (w *world) consumer(name, rack string, most uint32) {
+	w.t.Helper()
+	if _, err := w.RegisterConsumer(w.t.Context(), &metapb.Consumer{Name: name, Rack: rack, MaxVolumes: most}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) detach(name, node string) {
+	w.t.Helper()
+	if _, err := w.Detach(w.t.Context(), &metapb.DetachRequest{Volume: byName(name), Node: node}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// volume is a volume as the API shows it.
+func (w *world) volume(name string) *metapb.GetVolumeResponse {
+	w.t.Helper()
+	v, err := w.GetVolume(w.t.Context(), &metapb.GetVolumeRequest{Volume: byName(name)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return v
 }
 
 func (w *world) create(name string, size int64) *metapb.Volume {

@@ -43,6 +43,10 @@ func (s *Service) mayServe(v *metadata.View, vol *metapb.Volume, id block.Volume
 	if len(holders) > 0 && !holders[node] {
 		return fmt.Errorf("%w: node %q has no copy of volume %q; connect to node %s", block.ErrPrecondition, node, vol.GetName(), names(holders))
 	}
+	if n := v.Node(node); len(holders) == 0 && n != nil && !mayLie(vol, n) {
+		return fmt.Errorf("%w: volume %q lies in rack %q, and node %q is in rack %q; connect to a node of its rack",
+			block.ErrPrecondition, vol.GetName(), vol.GetRack(), node, n.GetRack())
+	}
 	holder := v.Grant(id).GetNode()
 	if holder != "" && holder != node && s.nodes.up(holder) && (len(holders) == 0 || holders[holder]) {
 		return fmt.Errorf("%w: volume %q is served by node %q; connect there", block.ErrInUse, vol.GetName(), holder)

@@ -50,7 +50,9 @@ type Service struct {
 	events    *limiter
 	forward   *forwarder
 	server    *grpc.Server
+	attaches  *underway
 
+	life context.Context // what goes on when its caller has gone; ends with quit
 	quit chan struct{}
 	stop func()
 	wait sync.WaitGroup
@@ -72,11 +74,12 @@ func New(c Config) *Service {
 	}
 	s := &Service{
 		config: c, log: c.Log.With("component", "metadata"), consensus: c.Consensus, machine: c.Machine,
-		nodes: newNodes(c.DownAfter, c.Clock), events: newLimiter(), forward: newForwarder(), quit: make(chan struct{}),
+		nodes: newNodes(c.DownAfter, c.Clock), events: newLimiter(), forward: newForwarder(), attaches: newUnderway(), quit: make(chan struct{}),
 	}
 	s.server = s.newServer()
 	metapb.RegisterMetadataServer(s.server, s)
-	s.stop = sync.OnceFunc(func() { close(s.quit) })
+	life, end := context.WithCancel(context.Background())
+	s.life, s.stop = life, sync.OnceFunc(func() { close(s.quit); end() })
 	s.wait.Go(s.lead)
 	return s
 }
@@ -94,7 +97,7 @@ func (s *Service) Serve(l net.Listener) error {
 func (s *Service) Stop(ctx context.Context) {
 	s.stop()                    // those who wait for a confirmation go at once
 	if s.config.Faults != nil { // and those who are held at a fault point
-		for _, point := range []string{"metadata.create", "metadata.commit", "metadata.read"} {
+		for _, point := range []string{"metadata.create", "metadata.commit", "metadata.log", "metadata.read"} {
 			s.config.Faults.Clear(point)
 		}
 	}
@@ -192,11 +195,6 @@ func (s *Service) cluster(ctx context.Context) (*metadata.View, error) {
 	return v, err
 }
 
-// commandLevel is the feature level that the commands of this package need. It
-// is not the highest this binary knows: an older voter would halt at what it
-// can apply. A command that needs more waits until View.CommonLevel allows it.
-const commandLevel = 1
-
 // propose commits a command and returns what the state machine made of it. A
 // refusal is the error, as sure as one before the log: the machine decided.
 // ErrUnknown: it may be applied, now or later.
@@ -207,7 +205,8 @@ func (s *Service) propose(ctx context.Context, c *metapb.Command) (metadata.Resu
 
 // commit is propose that tells the command's index, too, if it made an entry.
 func (s *Service) commit(ctx context.Context, c *metapb.Command) (r metadata.Result, index uint64, err error) {
-	c.Level, c.Time = commandLevel, s.config.Clock().UnixNano()
+	// Not the highest level that this binary knows: an older voter would halt at what it cannot apply.
+	c.Level, c.Time = s.machine.View().Level(), s.config.Clock().UnixNano()
 	if err := metadata.Validate(c); err != nil {
 		return r, 0, fmt.Errorf("%w: %v", block.ErrUnsupported, err) // its format is the client's, not ours
 	}
@@ -221,7 +220,14 @@ func (s *Service) commit(ctx context.Context, c *metapb.Command) (r metadata.Res
 	if err := s.config.Faults.Hit("metadata.commit", ""); err != nil {
 		return r, 0, err
 	}
-	response, index, err := s.consensus.Apply(ctx, b)
+	if a := c.GetAttachVolume().GetAttachment(); a != nil {
+		return s.applyAttach(ctx, a, b)
+	}
+	return s.apply(ctx, b)
+}
+
+func (s *Service) apply(ctx context.Context, command []byte) (r metadata.Result, index uint64, err error) {
+	response, index, err := s.consensus.Apply(ctx, command)
 	if err != nil {
 		return r, 0, err
 	}

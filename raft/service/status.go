@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/raft/metadata"
@@ -135,12 +136,80 @@ func diskConditions(disks []*metapb.Disk) (list []*metapb.Condition) {
 	return list
 }
 
+// volumeConditions are what is wrong with a volume, as far as the leader knows.
+func (s *Service) volumeConditions(v *metadata.View, vol *metapb.Volume, id block.VolumeID) (list []*metapb.Condition) {
+	object, grant, waits := "volume "+vol.GetName(), v.Grant(id), false
+	if node := grant.GetNode(); node != "" && !s.nodes.up(node) {
+		waits = true
+		at, _ := s.nodes.lastSeen(node)
+		list = append(list, condition(metapb.Condition_ERROR, object,
+			fmt.Sprintf("Its primary, node %s, is down: the node has not been heard of for %s, and reads and writes wait.", node, s.ago(unixNano(at))),
+			"Start `gabion server` on that node, or look at its log and network; what waits goes on by itself."))
+	}
+	list = append(list, s.memberConditions(v, id, grant.GetNode())...)
+	list = append(list, slices.DeleteFunc(s.nodes.complaints(v), func(c *metapb.Condition) bool { return c.GetObject() != object })...)
+	for _, a := range v.Attachments(id) {
+		if a.GetRevoking() {
+			list = append(list, condition(metapb.Condition_WARNING, object,
+				fmt.Sprintf("It is being detached from node %s: node %s has not confirmed yet that nothing of it is under way.", a.GetNode(), grant.GetNode()),
+				confirmation(waits)))
+		}
+	}
+	if vol.GetWantedSize() > vol.GetSize() {
+		list = append(list, condition(metapb.Condition_WARNING, object,
+			fmt.Sprintf("It is to grow to %d bytes, and node %s has not confirmed that yet.", vol.GetWantedSize(), grant.GetNode()), confirmation(waits)))
+	}
+	return list
+}
+
+// confirmation is what to do about one that is missing.
+func confirmation(down bool) string {
+	if down {
+		return "It is done when that node is back."
+	}
+	return "This takes a moment; if it lasts, look at that node's log."
+}
+
+// memberConditions are what is wrong with the disks that hold a volume, and
+// with their nodes but the primary's.
+func (s *Service) memberConditions(v *metadata.View, id block.VolumeID, primary string) (list []*metapb.Condition) {
+	disks := s.nodes.disks(v)
+	for _, m := range v.Members(id) {
+		i := slices.IndexFunc(disks, func(d *metapb.Disk) bool { return d.GetId() == m.GetDiskId() })
+		if i < 0 {
+			continue
+		}
+		list = append(list, diskConditions(disks[i:i+1])...)
+		if node := disks[i].GetNode(); node != "" && node != primary && !s.nodes.up(node) {
+			list = append(list, condition(metapb.Condition_ERROR, "node "+node,
+				fmt.Sprintf("The node is down, and disk %s, which holds data of the volume, with it.", m.GetDiskId()),
+				"Start `gabion server` on it, or look at its log and network."))
+		}
+	}
+	return list
+}
+
+func unixNano(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
 // GetCapacity implements the API. What it names as the largest volume is
-// accepted right away; see raft/placement/DESIGN.md for the formula.
+// accepted right away; see raft/placement/DESIGN.md for the formula and for
+// what a rack means.
 func (s *Service) GetCapacity(ctx context.Context, in *metapb.GetCapacityRequest) (*metapb.GetCapacityResponse, error) {
 	v, err := s.cluster(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if in.GetPolicy() != nil {
+		p := fill(in.GetPolicy(), v.Cluster())
+		if err := metadata.ValidatePolicy(p); err != nil {
+			return nil, err
+		}
+		return capacity(capacityOf(v, p, in.GetRack())), nil
 	}
 	replicas := in.GetReplicas()
 	if replicas == 0 {
@@ -149,6 +218,23 @@ func (s *Service) GetCapacity(ctx context.Context, in *metapb.GetCapacityRequest
 	if replicas > placement.MaxReplicas {
 		return nil, fmt.Errorf("%w: replicas is %d; it takes 1 to %d, or 0 for the cluster's default", block.ErrInvalid, replicas, placement.MaxReplicas)
 	}
-	c := v.Capacity(in.GetRack(), int(replicas))
-	return &metapb.GetCapacityResponse{Available: c.Available, MaximumVolumeSize: c.MaximumVolumeSize}, nil
+	return capacity(v.Capacity(in.GetRack(), int(replicas))), nil
+}
+
+// capacityOf is the room for volumes of a policy that a consumer in a rack can reach.
+func capacityOf(v *metadata.View, p *metapb.Policy, rack string) placement.Capacity {
+	replicas := int(p.GetReplicas())
+	switch oneRack := p.GetAccess() == metapb.Policy_SAME_RACK; {
+	case rack != "" && !v.KnowsRack(rack):
+		return placement.Capacity{}
+	case oneRack && rack == "":
+		return v.CapacityOfRacks(replicas)
+	case oneRack:
+		return v.Capacity(rack, replicas)
+	}
+	return v.Capacity("", replicas)
+}
+
+func capacity(c placement.Capacity) *metapb.GetCapacityResponse {
+	return &metapb.GetCapacityResponse{Available: c.Available, MaximumVolumeSize: c.MaximumVolumeSize}
 }

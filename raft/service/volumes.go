@@ -3,12 +3,15 @@ package service
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metadata"
 	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/raft/placement"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -22,14 +25,81 @@ func (s *Service) CreateVolume(ctx context.Context, in *metapb.CreateVolumeReque
 	c := &metapb.CreateVolume{
 		Id: block.NewUUID().String(), Name: in.GetName(), Size: in.GetSize(), Policy: fill(in.GetPolicy(), v.Cluster()),
 	}
-	if err := s.config.Faults.Hit("metadata.create", in.GetName()); err != nil {
-		return nil, err
-	}
-	r, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_CreateVolume{CreateVolume: c}})
+	wish, err := racksOf(in.GetRacks())
 	if err != nil {
 		return nil, err
 	}
-	return value[*metapb.Volume](r)
+	if err := s.config.Faults.Hit("metadata.create", in.GetName()); err != nil {
+		return nil, err
+	}
+	for {
+		if c.Rack, err = s.rackFor(v, c, wish); err != nil {
+			return nil, fmt.Errorf("volume %q: %w", c.Name, err)
+		}
+		r, index, err := s.commit(ctx, &metapb.Command{Kind: &metapb.Command_CreateVolume{CreateVolume: c}})
+		if err == nil {
+			return value[*metapb.Volume](r)
+		}
+		// Refused by what came between the choice of the rack and the log: another rack may do. Each
+		// round means that somebody else's command went through, so this comes to an end.
+		met := errors.Is(err, block.ErrNoSpace) || errors.Is(err, block.ErrExists)
+		if index == 0 || !met || c.Rack == "" {
+			return nil, err
+		}
+		v = s.machine.View()
+	}
+}
+
+// maxRacks bounds a wish.
+const maxRacks = 1024
+
+// racksOf is a wish without repetitions.
+func racksOf(racks []string) ([]string, error) {
+	if len(racks) > maxRacks {
+		return nil, fmt.Errorf("%w: %d racks; at most %d can be asked for", block.ErrTooLarge, len(racks), maxRacks)
+	}
+	var wish []string
+	for _, rack := range racks {
+		if err := metadata.ValidateRack(rack); err != nil {
+			return nil, err
+		}
+		if !slices.Contains(wish, rack) {
+			wish = append(wish, rack)
+		}
+	}
+	return wish, nil
+}
+
+// rackFor chooses the rack of a volume that is to be created, empty for none.
+// What is wrong with the rest of the command is left to the state machine.
+func (s *Service) rackFor(v *metadata.View, c *metapb.CreateVolume, wish []string) (string, error) {
+	if metadata.ValidatePolicy(c.GetPolicy()) != nil || block.ValidateSize(c.GetSize()) != nil {
+		return "", nil
+	}
+	oneRack := c.GetPolicy().GetAccess() == metapb.Policy_SAME_RACK
+	old := v.VolumeByName(c.GetName())
+	switch {
+	case old != nil && oneRack && len(wish) > 0 && !slices.Contains(wish, old.GetRack()):
+		return wish[0], nil // refused, naming both
+	case old != nil:
+		return old.GetRack(), nil
+	case v.Level() < 2 && len(wish) > 0 && oneRack:
+		return wish[0], nil // refused until all servers know of racks
+	case v.Level() < 2:
+		return "", nil
+	}
+	if len(wish) > 0 && !slices.ContainsFunc(wish, v.KnowsRack) {
+		return "", fmt.Errorf("%w: no node and no consumer is in %s: ask for a rack of the cluster", block.ErrNoSpace, rackNames(wish))
+	}
+	cell := placement.Cell{Nodes: s.nodes.all(v), Disks: v.Disks(), Overcommit: v.Cluster().GetOvercommit()}
+	return cell.PickRack(v.Promises(), c.GetPolicy(), c.GetSize(), wish)
+}
+
+func rackNames(wish []string) string {
+	if len(wish) == 1 {
+		return fmt.Sprintf("rack %q", wish[0])
+	}
+	return fmt.Sprintf("any of the %d racks asked for, %q the first", len(wish), wish[0])
 }
 
 // value is a command's result as the type that the command has.
@@ -66,21 +136,39 @@ func setDefault[T comparable](v *T, def T) {
 	}
 }
 
-// GetVolume implements the API.
+// GetVolume implements the API. It waits for attaches on their way through the
+// log: what it does not show as attached will not be, unless somebody attaches
+// anew. Clients detach what they found by it, and conclude from nothing found.
 func (s *Service) GetVolume(ctx context.Context, in *metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) {
 	v, err := s.cluster(ctx)
 	if err != nil {
 		return nil, err
 	}
-	vol, id, err := find(v, in.GetVolume())
+	_, id, err := find(v, in.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.settle(ctx, id); err != nil {
+		return nil, err
+	}
+	v = s.machine.View()
+	vol, _, err := findID(v, id.String())
 	if err != nil {
 		return nil, err
 	}
 	out := &metapb.GetVolumeResponse{Volume: vol, Grant: v.Grant(id), BornExtents: v.BornExtents(id), Members: v.Members(id)}
-	for _, a := range v.Attachments(id) {
-		out.Attachments = append(out.Attachments, metadata.WithoutToken(a))
-	}
+	out.Attachments = shown(v.Attachments(id))
+	out.Conditions = s.volumeConditions(v, vol, id)
 	return out, nil
+}
+
+// shown are attachments without their tokens.
+func shown(list []*metapb.Attachment) []*metapb.Attachment {
+	var out []*metapb.Attachment
+	for _, a := range list {
+		out = append(out, metadata.WithoutToken(a))
+	}
+	return out
 }
 
 // find resolves a reference in a state.
@@ -143,6 +231,13 @@ func (s *Service) ListVolumes(ctx context.Context, in *metapb.ListVolumesRequest
 		if out.NextToken, err = newPageToken(page[limit-1]); err != nil {
 			return nil, err
 		}
+	}
+	for _, vol := range out.Volumes {
+		id, err := metapb.ParseVolumeID("volume id", vol.GetId())
+		if err != nil {
+			return nil, err
+		}
+		out.Attachments = append(out.Attachments, shown(v.Attachments(id))...)
 	}
 	return out, nil
 }

@@ -348,6 +348,21 @@ func TestB161FailingCallsAreCheap(t *testing.T) {
 					Command: &metapb.ProposeRequest_ConfirmSize{ConfirmSize: &metapb.ConfirmSize{Size: gib}},
 				}))
 			},
+			"rack": func() error {
+				return second(w.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "y", Size: 4096, Policy: sameRack(1), Racks: []string{"r7"}}))
+			},
+			"not attached": func() error {
+				return second(w.GetAttachment(t.Context(), &metapb.GetAttachmentRequest{Volume: byName("all"), Node: "c2"}))
+			},
+			"format": func() error {
+				return second(w.SetFormat(t.Context(), &metapb.SetFormatRequest{Volume: byName("all"), AttachmentId: id, Format: metapb.Volume_STARTED}))
+			},
+			"consumer": func() error {
+				return second(w.RegisterConsumer(t.Context(), &metapb.Consumer{Name: "c1"}))
+			},
+			"reader": func() error {
+				return second(w.Attach(t.Context(), &metapb.AttachRequest{Volume: byName("all"), Node: "c2", ReadOnly: true}))
+			},
 			"node": func() error {
 				return second(w.Grant(t.Context(), &metapb.GrantRequest{VolumeId: id, Node: "n9", Process: proc}))
 			},

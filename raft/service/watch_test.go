@@ -261,7 +261,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("what a node said that is down now:\n%s", text)
 	}
 	if s.ClusterId != clusterID.String() || s.Leader != "n1" || s.Term == 0 || s.Volumes != 1 || s.Nodes != 1 || s.NodesUp != 0 || s.Disks != 1 || s.DisksOnline != 0 || s.Capacity != 100*gib ||
-		s.Provisioned != gib || s.FeatureLevel != 1 || !slices.Equal(s.Voters, []string{"n1"}) {
+		s.Provisioned != gib || s.FeatureLevel != metadata.Level || !slices.Equal(s.Voters, []string{"n1"}) {
 		t.Errorf("%v", s)
 	}
 }
