@@ -57,6 +57,7 @@ sim: ## the simulator: random schedules; SEED=n repeats one
 
 soak: setup build ## what needs hours or thousands of rounds
 	GABION_SOAK=1 GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 6h -v -p 1 $(PROCESSES)
+	GABION_SOAK=1 $(GO) test -count=1 -timeout 1h -v ./raft/consensus -run B125
 	$(GO) test -count=1 -timeout 6h -v ./test/sim -run TestRandom -runs 50000
 
 fuzz: ## run every fuzz target for FUZZTIME
