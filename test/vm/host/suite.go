@@ -19,6 +19,7 @@ type Suite struct {
 	Out     io.Writer
 	Verbose bool
 	Long    bool
+	Seed    uint64
 
 	began  time.Duration // of the scenario that runs, in the guest's time
 	lines  []string      // its log
@@ -76,15 +77,15 @@ func (s *Suite) boot(ctx context.Context, group []lab.Scenario, boot int) (done 
 	for _, sc := range group {
 		names = append(names, sc.Name)
 	}
-	long := "0"
+	words := []string{"gabion.run=" + strings.Join(names, ","), fmt.Sprintf("gabion.boot=%d", boot), fmt.Sprintf("gabion.seed=%d", s.Seed)}
 	if s.Long {
-		long = "1"
+		words = append(words, "gabion.long=1")
 	}
 	memory := group[0].Memory
 	if memory == 0 {
 		memory = lab.DefaultMemory
 	}
-	v, err := s.Machine.Boot(ctx, memory, "gabion.run="+strings.Join(names, ","), fmt.Sprintf("gabion.boot=%d", boot), "gabion.long="+long)
+	v, err := s.Machine.Boot(ctx, memory, words...)
 	if err != nil {
 		return 0, false, err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gabion-storage/gabion/test/checker"
 )
 
-// The shape of a load: each worker writes blocks of its own span, in random order, and syncs after each.
+// The shape of a load: at each place so many workers write blocks of their own span, in random order, and sync after each.
 const (
 	loadWorkers = 4
 	loadBlock   = 4096
@@ -29,7 +29,7 @@ const (
 // failure of the scenario, and so is a block that reads as what it must not.
 type Load struct {
 	t       *T
-	path    string
+	start   time.Time
 	stop    chan struct{}
 	workers []*worker
 	done    sync.WaitGroup
@@ -38,6 +38,7 @@ type Load struct {
 // worker is one goroutine of a load with a file, or a span of a device, of its own.
 type worker struct {
 	load   *Load
+	name   string
 	file   *os.File
 	base   int64 // of the span in the file
 	id     block.VolumeID
@@ -50,25 +51,13 @@ type worker struct {
 	longest atomic.Int64 // operation, in ns, since the last Stall
 }
 
-var loadStart = time.Now()
-
-// Load starts a workload on files in a directory, or on a block device.
-func (t *T) Load(path string) *Load {
-	l := &Load{t: t, path: path, stop: make(chan struct{})}
-	info, err := os.Stat(path)
-	t.Check(err, "the load's place")
-	for i := range loadWorkers {
-		w := &worker{load: l, id: block.VolumeID{UUID: block.NewUUID()}, random: rand.New(rand.NewPCG(uint64(i), 1)), buf: alignedBlock()}
-		w.log = checker.New(w.id, loadBlock, false)
-		name, flags := path, os.O_RDWR
-		if info.IsDir() {
-			name, flags = filepath.Join(path, fmt.Sprintf("load.%d", i)), os.O_RDWR|os.O_CREATE
-		} else {
-			w.base = int64(i) * loadSpan
+// Load starts a workload on files in directories, and on block devices.
+func (t *T) Load(places ...string) *Load {
+	l := &Load{t: t, start: time.Now(), stop: make(chan struct{})}
+	for _, place := range places {
+		for i := range loadWorkers {
+			l.workers = append(l.workers, l.worker(place, i))
 		}
-		w.file, err = os.OpenFile(name, flags, 0o600)
-		t.Check(err, "the load's file")
-		l.workers = append(l.workers, w)
 	}
 	for _, w := range l.workers {
 		l.done.Go(w.run)
@@ -77,7 +66,22 @@ func (t *T) Load(path string) *Load {
 	return l
 }
 
-func alignedBlock() []byte {
+func (l *Load) worker(place string, i int) *worker {
+	w := &worker{load: l, name: place, id: block.VolumeID{UUID: block.NewUUID()}, random: l.t.Random(), buf: AlignedBlock()}
+	w.log = checker.New(w.id, loadBlock, false)
+	info, err := os.Stat(place)
+	l.t.Check(err, "the load's place")
+	if info.IsDir() {
+		w.name = filepath.Join(place, fmt.Sprintf("load.%d", i))
+	} else {
+		w.base = int64(i) * loadSpan
+	}
+	w.file, err = os.OpenFile(w.name, os.O_RDWR|os.O_CREATE, 0o600)
+	l.t.Check(err, "the load's file")
+	return w
+}
+
+func AlignedBlock() []byte {
 	raw := make([]byte, 2*loadBlock)
 	skip := -int(uintptr(unsafe.Pointer(&raw[0]))) & (loadBlock - 1)
 	return raw[skip : skip+loadBlock]
@@ -90,10 +94,10 @@ func (w *worker) run() {
 			return
 		default:
 		}
-		began := time.Since(loadStart)
+		began := time.Since(w.load.start)
 		w.began.Store(int64(began))
 		err := w.write()
-		took := int64(time.Since(loadStart) - began)
+		took := int64(time.Since(w.load.start) - began)
 		w.began.Store(0)
 		w.longest.Store(max(w.longest.Load(), took)) // Stall may take a value away meanwhile, never add one
 		if err != nil {
@@ -148,36 +152,51 @@ func (l *Load) Stall() time.Duration {
 	for _, w := range l.workers {
 		longest = max(longest, w.longest.Swap(0))
 		if began := w.began.Load(); began != 0 {
-			longest = max(longest, int64(time.Since(loadStart))-began)
+			longest = max(longest, int64(time.Since(l.start))-began)
 		}
 	}
 	return time.Duration(longest)
 }
 
-// Outage makes a fault, heals it with its second function, waits until the load goes on, and fails the scenario if any
-// operation took longer than allowed. It prints and returns the longest.
-func (l *Load) Outage(what string, allowed time.Duration, fault func()) time.Duration {
+// requestTimeout is what a request in flight on a dead socket waits before the kernel sends it again.
+const requestTimeout = 3 * time.Second
+
+// Outage runs a fault from its beginning until it is healed, waits until the load goes on, and fails the scenario if an
+// operation took longer than max(outage, T) + 1 s. It prints and returns the longest.
+func (l *Load) Outage(what string, fault func()) time.Duration {
 	l.Steady(30 * time.Second)
 	l.Stall()
+	began := time.Now()
 	fault()
+	outage := time.Since(began)
+	allowed := max(outage, requestTimeout) + time.Second
 	l.Steady(allowed + 30*time.Second)
 	stall := l.Stall()
-	l.t.Figure("%s: stall %.2f s (allowed %.1f s), %d writes so far", what, stall.Seconds(), allowed.Seconds(), l.Ops())
+	l.t.Figure("%s: outage %.2f s, stall %.2f s, %d writes so far", what, outage.Seconds(), stall.Seconds(), l.Ops())
 	if stall > allowed {
-		l.t.Errorf("%s: a stall of %.2f s; allowed are %.1f s", what, stall.Seconds(), allowed.Seconds())
+		l.t.Errorf("%s: a stall of %.2f s; allowed are %.2f s", what, stall.Seconds(), allowed.Seconds())
 	}
 	return stall
+}
+
+// Quiet runs what the load must not notice: no operation takes longer than allowed.
+func (l *Load) Quiet(what string, allowed time.Duration, f func()) {
+	l.Steady(30 * time.Second)
+	l.Stall()
+	f()
+	l.Steady(30 * time.Second)
+	stall := l.Stall()
+	l.t.Figure("%s: longest write %.2f s, %d writes so far", what, stall.Seconds(), l.Ops())
+	if stall > allowed {
+		l.t.Errorf("%s: a write took %.2f s; allowed are %.2f s", what, stall.Seconds(), allowed.Seconds())
+	}
 }
 
 // Stop ends the workload and verifies all that it wrote, past the page cache.
 func (l *Load) Stop() {
 	l.end()
-	for i, w := range l.workers {
-		name := l.path
-		if w.base == 0 && len(l.workers) > 1 && l.workers[1].base == 0 {
-			name = filepath.Join(l.path, fmt.Sprintf("load.%d", i))
-		}
-		l.t.Check(w.verify(name), "load: verify")
+	for _, w := range l.workers {
+		l.t.Check(w.verify(), "load: verify")
 	}
 	l.t.Logf("load: %d writes verified", l.Ops())
 }
@@ -203,8 +222,8 @@ func (l *Load) end() {
 }
 
 // verify reads every block of the span from the device.
-func (w *worker) verify(name string) error {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECT, 0)
+func (w *worker) verify() error {
+	f, err := os.OpenFile(w.name, os.O_RDONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
 	}
@@ -219,7 +238,7 @@ func (w *worker) verify(name string) error {
 			return err
 		}
 		if err := w.log.Read(off).Returned(w.buf); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", w.name, err)
 		}
 	}
 	return nil

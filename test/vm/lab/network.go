@@ -43,7 +43,7 @@ link set n1 up
 	t.ip("", script)
 	t.ip(storageNS, inside)
 	t.Cleanup(func() {
-		t.ip("", "netns del "+storageNS)
+		t.ip("", "link del "+nodeLink+"\nnetns del "+storageNS) // the end of a namespace takes its time
 		t.network = nil
 	})
 	return t.network

@@ -8,7 +8,9 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // Plugin is a `gabion csi` process and a connection to its socket that outlives restarts.
@@ -48,7 +50,10 @@ func (t *T) plugin(mode, ns string, flags []string) *Plugin {
 	t.Check(err, "the endpoint")
 	p.conn = conn
 	p.Identity, p.Controller, p.NodeClient = csispec.NewIdentityClient(conn), csispec.NewControllerClient(conn), csispec.NewNodeClient(conn)
-	t.Cleanup(func() { _ = conn.Close() })
+	t.Cleanup(func() {
+		_ = conn.Close()
+		p.proc.end()
+	})
 	p.Start()
 	return p
 }
@@ -73,7 +78,7 @@ func (p *Plugin) Start() {
 
 // Launch runs the process and does not wait.
 func (p *Plugin) Launch() {
-	p.proc = p.t.Start(Spec{Name: "csi-" + p.mode, NS: p.ns, Args: p.Args()})
+	p.proc = p.t.launch(Spec{Name: "csi-" + p.mode, NS: p.ns, Args: p.Args()})
 }
 
 // WaitReady waits until the plugin answers that it is ready.
@@ -108,9 +113,28 @@ func (p *Plugin) Restart() {
 	p.Start()
 }
 
+// LoadDriver loads nbd as the host requirements say.
+func (t *T) LoadDriver() { t.Sh("modprobe", "nbd", "nbds_max=0", "max_part=0") }
+
+// The codes that scenarios ask for.
+const (
+	FailedPrecondition = codes.FailedPrecondition
+	NotFound           = codes.NotFound
+	AlreadyExists      = codes.AlreadyExists
+	DataLoss           = codes.DataLoss
+)
+
+// RefusedAs ends the scenario unless a call was refused with a code, by a sentence that has each of the words.
+func (t *T) RefusedAs(err error, what string, code codes.Code, words ...string) {
+	t.Refused(err, what, words...)
+	if got := status.Code(err); got != code {
+		t.Fatalf("%s: %v, not %v: %v", what, got, code, err)
+	}
+}
+
 // call bounds one CSI call as an orchestrator does.
 func (t *T) call() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.ctx, callTime)
 }
 
-const callTime = 2 * time.Minute
+const callTime = time.Minute

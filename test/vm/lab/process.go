@@ -33,6 +33,13 @@ type Spec struct {
 
 // Start runs a program; the scenario's end kills it.
 func (t *T) Start(s Spec) *Process {
+	p := t.launch(s)
+	t.Cleanup(p.end)
+	return p
+}
+
+// launch is Start for those who end the process themselves.
+func (t *T) launch(s Spec) *Process {
 	args := s.Args
 	if s.NS != "" {
 		args = append([]string{"nsenter", "--net=/run/netns/" + s.NS, "--"}, args...)
@@ -54,12 +61,14 @@ func (t *T) Start(s Spec) *Process {
 		p.mu.Unlock()
 		close(p.exited)
 	}()
-	t.Cleanup(p.end)
 	return p
 }
 
 // end kills the process if it is there, and tells its log if the scenario failed.
 func (p *Process) end() {
+	if p == nil {
+		return
+	}
 	p.Kill()
 	if p.t.Failed() {
 		for _, l := range tail(p.Log(), 40) {

@@ -14,7 +14,7 @@ type Residue struct {
 	Mounts    []string // mount points
 	Sockets   []string // TCP connections of the guest
 	Processes []string // ids and names of gabion's processes and of file system tools
-	State     []string // files of the attachments' state
+	State     []string // files in which a node remembers devices and stages
 }
 
 // stateDir is where a node keeps what it knows of its attachments.
@@ -36,7 +36,7 @@ func TakeResidue() Residue {
 	r.Sockets = tcpConnections()
 	r.Processes = processes("gabion", "mkfs", "fsck", "e2fsck", "xfs_repair", "mount", "umount", "resize2fs", "xfs_growfs")
 	_ = filepath.WalkDir(stateDir, func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && !strings.HasSuffix(path, ".lock") {
+		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".json") {
 			r.State = append(r.State, path)
 		}
 		return nil

@@ -45,6 +45,7 @@ func (t *T) NewServer(flags ...string) *Server {
 	for _, d := range []string{filepath.Join(s.dir, "data"), s.Disk} {
 		t.Check(os.MkdirAll(d, 0o700), "laying out the server")
 	}
+	t.Cleanup(func() { s.proc.end() })
 	return s
 }
 
@@ -63,7 +64,7 @@ func (s *Server) Start() {
 
 // Launch runs the process and does not wait.
 func (s *Server) Launch() {
-	s.proc = s.t.Start(Spec{Name: "server", NS: storageNS, Args: s.Args()})
+	s.proc = s.t.launch(Spec{Name: "server", NS: storageNS, Args: s.Args()})
 }
 
 // WaitReady waits until the server says that it is ready.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,8 @@ type T struct {
 	Boot int
 	// Long asks for the longer rounds.
 	Long bool
+	// Seed decides what Random returns; it is printed if the scenario fails.
+	Seed uint64
 	// Dir is the scenario's directory on the persistent disk: what was synced there outlives a power cut.
 	Dir string
 
@@ -59,6 +62,7 @@ type T struct {
 	failed   bool
 	cut      bool
 	cleanups []func()
+	sources  uint64 // handed out
 	kernel   *KernelLog
 	network  *Network
 }
@@ -111,6 +115,12 @@ func (t *T) Refused(err error, what string, words ...string) {
 		}
 	}
 	t.Logf("%s: refused: %v", what, err)
+}
+
+// Random returns a source of its own for each call.
+func (t *T) Random() *rand.Rand {
+	t.sources++
+	return rand.New(rand.NewPCG(t.Seed, t.sources))
 }
 
 // Cleanup has f called when the scenario is over, last first.
@@ -197,6 +207,7 @@ func (t *T) send(kind EventKind, text string) {
 type Plan struct {
 	Boot int // of the first scenario
 	Long bool
+	Seed uint64
 	Data string // directory on the persistent disk
 }
 
@@ -204,7 +215,7 @@ type Plan struct {
 func RunScenario(s Scenario, p Plan, events *Events) EventKind {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), s.Limit(), fmt.Errorf("it took longer than %v", s.Limit()))
 	defer cancel()
-	t := &T{Scenario: s, Boot: p.Boot, Long: p.Long, Dir: filepath.Join(p.Data, strings.ReplaceAll(s.Name, "/", "_")), ctx: ctx, events: events}
+	t := &T{Scenario: s, Boot: p.Boot, Long: p.Long, Seed: p.Seed, Dir: filepath.Join(p.Data, strings.ReplaceAll(s.Name, "/", "_")), ctx: ctx, events: events}
 	t.send(Began, "")
 	done := make(chan struct{})
 	go func() { // Goexit ends a scenario early
@@ -213,7 +224,7 @@ func RunScenario(s Scenario, p Plan, events *Events) EventKind {
 	}()
 	select {
 	case <-done:
-	case <-time.After(s.Limit() + cleanupTime):
+	case <-time.After(s.Limit() + 2*cleanupTime):
 		t.Errorf("the scenario does not end:\n%s", stacks())
 		t.blocked()
 	}
@@ -230,7 +241,7 @@ func RunScenario(s Scenario, p Plan, events *Events) EventKind {
 }
 
 // cleanupTime is what a scenario may take to end once its time is over.
-const cleanupTime = 30 * time.Second
+const cleanupTime = time.Minute
 
 func (t *T) body() {
 	defer func() {
@@ -267,6 +278,7 @@ func (t *T) body() {
 		t.checkResidue(before)
 	}
 	if t.Failed() {
+		t.Logf("the seed was %d", t.Seed)
 		t.tellKernel()
 	} else if err := os.RemoveAll(t.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
@@ -275,6 +287,9 @@ func (t *T) body() {
 
 // cleanup runs each function in a goroutine of its own, so that one that fails keeps none from running.
 func (t *T) cleanup() {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	defer cancel()
+	t.ctx = ctx
 	for i := len(t.cleanups) - 1; i >= 0; i-- {
 		ended := make(chan struct{})
 		go func() {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -33,6 +34,7 @@ type options struct {
 	append   string
 	cpus     int
 	keep     string
+	seed     uint64
 }
 
 func main() {
@@ -47,7 +49,11 @@ func main() {
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
 	flag.IntVar(&o.cpus, "cpus", 2, "CPUs of the guest")
 	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails, or with -v")
+	flag.Uint64Var(&o.seed, "seed", 0, "of what is random in scenarios; 0: a new one")
 	flag.Parse()
+	if o.seed == 0 {
+		o.seed = rand.Uint64()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := o.run(ctx); err != nil {
@@ -95,7 +101,7 @@ func (o *options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		suite := host.Suite{Machine: machine, Out: os.Stdout, Verbose: o.verbose, Long: o.long}
+		suite := host.Suite{Machine: machine, Out: os.Stdout, Verbose: o.verbose, Long: o.long, Seed: o.seed}
 		err = suite.Run(ctx, scenarios)
 		if err != nil || o.verbose {
 			err = errors.Join(err, o.keepConsole(machine))

@@ -15,7 +15,7 @@ func basic() []lab.Scenario {
 
 // module loads nbd as the host requirements say, and finds no device until one is asked for.
 func module(t *lab.T) {
-	t.Sh("modprobe", "nbd", "nbds_max=0", "max_part=0")
+	t.LoadDriver()
 	if got := strings.TrimSpace(t.Sh("cat", "/sys/module/nbd/parameters/nbds_max", "/sys/module/nbd/parameters/max_part")); got != "0\n0" {
 		t.Fatalf("nbds_max and max_part are %q", got)
 	}

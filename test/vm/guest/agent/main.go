@@ -30,6 +30,7 @@ func main() {
 	events := lab.NewEvents(port)
 	events.Send(lab.Event{Kind: lab.Booted, Text: release()})
 	plan := lab.Plan{Long: argument("gabion.long") == "1", Data: dataDir}
+	plan.Seed, _ = strconv.ParseUint(argument("gabion.seed"), 10, 64)
 	plan.Boot, _ = strconv.Atoi(argument("gabion.boot"))
 	all := scenario.All()
 	for name := range strings.SplitSeq(argument("gabion.run"), ",") {
