@@ -74,12 +74,12 @@ func lives() map[string]func(r *rig) spec {
 // The next plugin's repetition succeeds, and so does the opposite call; nothing
 // is formatted that anybody could have written to, and nothing stays.
 func TestH76KilledAtEveryStep(t *testing.T) {
-	for name, make := range lives() {
+	for name, build := range lives() {
 		for victim, op := range ops("t") {
 			for _, after := range []bool{false, true} {
 				for _, repeat := range []bool{true, false} {
 					t.Run(fmt.Sprintf("%s/%s/after=%t/repeat=%t", name, op.name, after, repeat), func(t *testing.T) {
-						for k := 1; killed(t, make, victim, k, after, repeat); k++ {
+						for k := 1; killed(t, build, victim, k, after, repeat); k++ {
 							if k > 50 {
 								t.Fatal("endless")
 							}
@@ -92,10 +92,10 @@ func TestH76KilledAtEveryStep(t *testing.T) {
 }
 
 // killed runs one life with a kill at step k of the victim; false: it has fewer steps.
-func killed(t *testing.T, make func(*rig) spec, victim, k int, after, repeat bool) bool {
+func killed(t *testing.T, build func(*rig) spec, victim, k int, after, repeat bool) bool {
 	t.Helper()
 	r := newRig(t)
-	s := make(r)
+	s := build(r)
 	list := ops("t")
 	for _, op := range list[:victim] {
 		r.must(op.do(r, s))
@@ -138,11 +138,11 @@ func killed(t *testing.T, make func(*rig) spec, victim, k int, after, repeat boo
 // B084: each step of a stage fails in turn. A failed stage leaves nothing,
 // unstaging it succeeds, and so does the next one.
 func TestB084FailedStageLeavesNothing(t *testing.T) {
-	for name, make := range lives() {
+	for name, build := range lives() {
 		for _, after := range []bool{false, true} {
 			for k := 1; ; k++ {
 				r := newRig(t)
-				s := make(r)
+				s := build(r)
 				_, statErr := os.Lstat(s.staging)
 				failed := ""
 				r.restart(func(step string, n int, isAfter bool) error {

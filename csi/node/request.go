@@ -53,7 +53,7 @@ func parseID(id string) (block.VolumeID, error) {
 	}
 	u, err := block.ParseUUID(id)
 	if err != nil {
-		return block.VolumeID{}, fmt.Errorf("%w: there is no volume %.60q: %w", block.ErrNotFound, id, err)
+		return block.VolumeID{}, fmt.Errorf("%w: there is no volume %.60q", block.ErrNotFound, id) // not ErrInvalid as well
 	}
 	return block.VolumeID{UUID: u}, nil
 }

@@ -72,10 +72,6 @@ func (s *Service) NodeGetInfo(context.Context, *csispec.NodeGetInfoRequest) (*cs
 	}, nil
 }
 
-// conditionInStats is a capability that CSI had until 1.12: the condition in
-// the answer to NodeGetVolumeStats. Kubernetes asks for it there.
-const conditionInStats = csispec.NodeServiceCapability_RPC_Type(4)
-
 // NodeGetCapabilities implements the Node service.
 func (s *Service) NodeGetCapabilities(context.Context, *csispec.NodeGetCapabilitiesRequest) (*csispec.NodeGetCapabilitiesResponse, error) {
 	out := &csispec.NodeGetCapabilitiesResponse{}
@@ -83,7 +79,7 @@ func (s *Service) NodeGetCapabilities(context.Context, *csispec.NodeGetCapabilit
 		csispec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csispec.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csispec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
-		conditionInStats,
+		driver.NodeVolumeCondition,
 		csispec.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csispec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/gabion-storage/gabion/csi/driver"
 	"github.com/gabion-storage/gabion/csi/mount"
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -39,7 +39,11 @@ func (s *Service) NodeGetVolumeStats(ctx context.Context, in *csispec.NodeGetVol
 		out.Usage, more = s.usage(ctx, in.GetVolumeId(), e)
 		list = append(list, more...)
 	}
-	setCondition(out, list)
+	message := ""
+	if len(list) > 0 {
+		message = list[0].message
+	}
+	driver.SetCondition(out, len(list) > 0, message)
 	return out, nil
 }
 
@@ -145,19 +149,6 @@ func (s *Service) usage(ctx context.Context, volume string, e mount.Entry) ([]*c
 		out = append(out, &csispec.VolumeUsage{Unit: csispec.VolumeUsage_INODES, Total: u.Inodes, Used: u.InodesUsed, Available: u.InodesAvail})
 	}
 	return out, nil
-}
-
-// setCondition writes the field VolumeCondition{bool abnormal = 1; string
-// message = 2} = 2, which CSI had until 1.12 and Kubernetes reads.
-func setCondition(out *csispec.NodeGetVolumeStatsResponse, list []trouble) {
-	var c []byte
-	message := "the volume does its work"
-	if len(list) > 0 {
-		c = protowire.AppendVarint(protowire.AppendTag(c, 1, protowire.VarintType), 1)
-		message = list[0].message
-	}
-	c = protowire.AppendString(protowire.AppendTag(c, 2, protowire.BytesType), message)
-	out.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), c))
 }
 
 // asking asks file systems for their usage, each at most once at a time: one

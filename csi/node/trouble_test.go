@@ -10,7 +10,6 @@ import (
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/gabion-storage/gabion/csi/driver"
 	"github.com/gabion-storage/gabion/csi/mount"
@@ -353,22 +352,9 @@ func (r *rig) condition(s spec, path string) (abnormal bool, message string) {
 	r.t.Helper()
 	out, err := r.svc.NodeGetVolumeStats(context.Background(), &csispec.NodeGetVolumeStatsRequest{VolumeId: s.id.String(), VolumePath: path})
 	r.must(err)
-	b := []byte(out.ProtoReflect().GetUnknown())
-	num, typ, n := protowire.ConsumeTag(b)
-	if num != 2 || typ != protowire.BytesType {
-		r.t.Fatalf("field %d", num)
-	}
-	b, _ = protowire.ConsumeBytes(b[n:])
-	for len(b) > 0 {
-		num, _, n := protowire.ConsumeTag(b)
-		b = b[n:]
-		if num == 1 {
-			v, n := protowire.ConsumeVarint(b)
-			abnormal, b = v != 0, b[n:]
-			continue
-		}
-		v, n := protowire.ConsumeString(b)
-		message, b = v, b[n:]
+	abnormal, message, ok := driver.Condition(out)
+	if !ok {
+		r.t.Fatal("no condition")
 	}
 	return abnormal, message
 }
@@ -446,6 +432,9 @@ func TestB086SilentFileSystems(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		if n := r.host.Parked(); n != len(silent) {
+			t.Fatalf("%d goroutines are parked", n)
+		}
 		for _, s := range silent { // other calls for them go on
 			r.must(r.publish(s, r.target("t"+s.id.String())))
 			if abnormal, message := r.condition(s, s.staging); !abnormal || !contains(message, "does not answer") {
@@ -510,8 +499,8 @@ func TestB068DeadlineEndsNoTool(t *testing.T) {
 			close(gate)
 			r.must(<-second)
 			<-ended
-			if _, formats, checks := r.host.Counts(); formats+checks != 1 {
-				t.Fatalf("%d formats, %d checks", formats, checks)
+			if attaches, formats, checks := r.host.Counts(); attaches != 1 || formats+checks != 1 {
+				t.Fatalf("%d attaches, %d formats, %d checks", attaches, formats, checks)
 			}
 			r.must(r.unstage(s))
 			r.clean(s)

@@ -27,6 +27,7 @@ type Host struct {
 	checks   int
 	largest  int64 // beyond which the kernel does not show a new size yet; 0: at once
 	attaches int
+	parked   int // questions about usage that wait
 }
 
 type device struct {
@@ -84,6 +85,11 @@ func (h *Host) Counts() (attaches, formats, checks int) {
 	defer h.mu.Unlock()
 	return h.attaches, h.formats, h.checks
 }
+
+// Parked is how many questions about usage wait for an answer.
+func (h *Host) Parked() int { h.mu.Lock(); defer h.mu.Unlock(); return h.parked }
+
+func (h *Host) park(n int) { h.mu.Lock(); defer h.mu.Unlock(); h.parked += n }
 
 // Table is the mount table.
 func (h *Host) Table() mount.Table {

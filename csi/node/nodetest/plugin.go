@@ -390,7 +390,9 @@ func (p *Plugin) Usage(point string) (mount.Usage, error) {
 		return mount.Usage{}, err
 	}
 	if disk.Silent != nil {
+		p.host.park(1)
 		<-disk.Silent
+		p.host.park(-1)
 	}
 	return mount.Usage{Total: disk.Size, Used: 1 << 20, Available: disk.Size - 1<<20, Inodes: 100, InodesUsed: 11, InodesAvail: 89}, nil
 }
