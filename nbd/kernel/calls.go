@@ -44,7 +44,6 @@ func (c *calls) do(ctx context.Context, call call) error {
 	done := make(chan error)
 	c.running.Go(func() {
 		err := call.do()
-		<-c.turn
 		select {
 		case done <- err:
 		case <-left:
@@ -52,6 +51,7 @@ func (c *calls) do(ctx context.Context, call call) error {
 				call.abandon()
 			}
 		}
+		<-c.turn // only now, so that whoever has the next turn finds nothing of this one
 	})
 	t := time.NewTimer(watchdog)
 	defer t.Stop()

@@ -18,6 +18,10 @@ type memory struct {
 	trouble  string    // why it does not work, of the last try
 	nextLook time.Time // at metadata
 	settled  bool      // nothing is to be done until the next look
+
+	received uint64    // by all sockets, when it was last looked at
+	progress time.Time // when that last changed, or nothing was in flight
+	silent   bool      // too long ago
 }
 
 // with lets f change what is known of a device. f must not block.
@@ -30,6 +34,14 @@ func (c *conditions) with(backend string, f func(*memory)) {
 		c.of[backend] = m
 	}
 	f(m)
+}
+
+// moved: what is in flight may have been sent on the old sockets, and is sent
+// again only when its timer has run out.
+func (c *conditions) moved(r *record) {
+	c.with(r.Backend(), func(m *memory) {
+		m.progress, m.silent = time.Now().Add(r.Timeout), false
+	})
 }
 
 // prune forgets devices that are no more.

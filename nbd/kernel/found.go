@@ -55,7 +55,7 @@ func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, err
 	}
 	if r != nil && r.Index == n.Index {
 		d.rec, r.Size = r, n.Size
-		if r.Phase == phaseConnected || r.Phase == phaseMoving {
+		if r.Phase == phaseConnected {
 			return d, nil
 		}
 	} else {
@@ -95,10 +95,7 @@ func (m *Manager) newRecord(i Identity) *record {
 // cut off: from now on its record says so, and it has the patience it should have.
 func (m *Manager) adopt(ctx context.Context, d found) error {
 	r := d.rec
-	r.Phase, r.Refused = phaseConnected, ""
-	if err := m.state.save(r); err != nil {
-		return err
-	}
+	r.Refused = ""
 	if err := m.calm(ctx, r); err != nil {
 		return err
 	}
@@ -133,9 +130,9 @@ const lostReason = "the servers lost data that was acknowledged and not flushed"
 type inquiry struct {
 	m      *Manager
 	id     block.VolumeID
-	answer chan answer // of the question under way; nil: none
-	next   time.Time   // no question before
-	pause  time.Duration
+	answer chan answer   // of the question under way; nil: none
+	next   time.Time     // no question before
+	pause  time.Duration // the last one
 }
 
 type answer struct {
@@ -146,6 +143,7 @@ type answer struct {
 const (
 	inquiryTimeout = 5 * time.Second
 	inquiryPatient = 300 * time.Millisecond // for who can go on without the answer
+	inquiryFirst   = 100 * time.Millisecond // before the first try, which may go where the volume was
 
 	inquiryPauseFirst = time.Second // between one answer and the next question; it doubles
 	inquiryPauseLast  = 30 * time.Second

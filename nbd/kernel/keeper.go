@@ -88,7 +88,24 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 			return err
 		}
 	}
-	err := m.mend(ctx, r, false)
+	silent := false
+	m.conditions.with(d.Backend, func(c *memory) { silent, c.silent = c.silent, false })
+	if silent || !m.alive(r) {
+		a, err := k.inquiry.get(ctx, inquiryFirst)
+		if reason := r.verdict(a, err); reason != "" {
+			return k.refuse(ctx, d, reason)
+		}
+		if err == nil {
+			r.learn(a)
+		}
+	}
+	var err error
+	if silent {
+		err = m.endSockets(ctx, r)
+	}
+	if err == nil {
+		err = m.mend(ctx, r, false)
+	}
 	if err == nil {
 		return nil
 	}
@@ -194,6 +211,9 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 		d.zombie = true
 		return k.bury(ctx, d)
 	}
+	if !errors.Is(failure, errSilent) {
+		k.inquiry.pause = 0 // the volume may be elsewhere the next moment; a silent server may just be waiting for space
+	}
 	patience := inquiryPatient
 	if errors.Is(failure, errNoAccess) || d.rec.Token == "" {
 		patience = inquiryTimeout // metadata knows why
@@ -211,9 +231,6 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 	d.rec.learn(a)
 	if err := k.w.m.state.save(d.rec); err != nil {
 		return err
-	}
-	if errors.Is(failure, errSilent) && len(a.Addresses) > 0 && a.Addresses[0] != d.rec.Server {
-		return k.w.m.move(ctx, d.rec, false) // another server has the volume now
 	}
 	return failure
 }

@@ -35,6 +35,8 @@ type Kernel interface {
 	Nodes() ([]Node, error)
 	// Node is one of them. ErrNotFound: there is none of this index.
 	Node(index int) (Node, error)
+	// InFlight counts the requests of a device that are not answered, 0 if there is no device. It is quick.
+	InFlight(index int) int
 	// Users says who else uses a device, as far as that can be seen; see Users.
 	Users(index int) (Users, error)
 	// Claim opens a device exclusively, so that nobody can mount it or build

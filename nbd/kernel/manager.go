@@ -211,13 +211,19 @@ func (m *Manager) attachNew(ctx context.Context, i Identity, a Attachment, readO
 // mend makes a device work that is there: its sockets are alive, and its server
 // answers. ask: a request is made to see that; after a move one is made anyway.
 func (m *Manager) mend(ctx context.Context, r *record, ask bool) error {
+	patience := answerTime
 	if !m.alive(r) {
 		if err := m.move(ctx, r, false); err != nil {
 			return err
 		}
-		ask = true
+		ask, patience = true, r.Timeout+answerTime
 	}
-	return m.answers(ctx, r, ask)
+	if r.Phase == phaseMoving { // a move was cut off, but the kernel had all it needs
+		if err := m.calm(ctx, r); err != nil {
+			return err
+		}
+	}
+	return m.answers(ctx, r, ask, patience)
 }
 
 // insist repeats a step until ctx ends, while its error is one that passes.

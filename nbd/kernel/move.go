@@ -48,6 +48,7 @@ func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
 	if err := m.state.save(r); err != nil {
 		return err
 	}
+	m.conditions.moved(r)
 	m.cfg.Log.Info("connected anew", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "session", r.Session)
 	return nil
 }

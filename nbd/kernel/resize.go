@@ -24,7 +24,7 @@ func (m *Manager) resize(ctx context.Context, r *record, size int64) error {
 	if !m.alive(r) {
 		return fmt.Errorf("%w: %s of volume %s has no server now", block.ErrUnavailable, r.path(), r.Volume)
 	}
-	if err := m.answers(ctx, r, true); err != nil {
+	if err := m.answers(ctx, r, true, answerTime); err != nil {
 		return err
 	}
 	r.Hasty = true
@@ -60,7 +60,7 @@ func (m *Manager) calm(ctx context.Context, r *record) error {
 	if err := m.change(ctx, r, Change{DeadTimeout: r.DeadTimeout}); err != nil {
 		return err
 	}
-	r.Hasty = false
+	r.Hasty, r.Phase = false, phaseConnected
 	return m.state.save(r)
 }
 
@@ -73,8 +73,8 @@ func (m *Manager) change(ctx context.Context, r *record, c Change) error {
 
 // answers returns nil if the device's server answers requests: one that is in
 // flight, or else, if ask is set, one that is made for it.
-func (m *Manager) answers(ctx context.Context, r *record, ask bool) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	before := m.received(r)
 	for {
@@ -96,7 +96,7 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool) error {
 			return nil
 		}
 		if pause(ctx, answerLook) != nil {
-			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), answerTime)
+			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)
 		}
 	}
 }

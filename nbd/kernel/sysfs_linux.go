@@ -68,12 +68,23 @@ func (l *Linux) Node(index int) (Node, error) {
 	n.BlockSize = d.number("queue/logical_block_size")
 	n.ReadOnly = d.number("ro") == 1
 	n.Queues = len(d.list("mq"))
-	inflight, _ := d.read("inflight")
-	for f := range strings.FieldsSeq(inflight) {
-		k, _ := strconv.Atoi(f)
-		n.InFlight += k
-	}
+	n.InFlight = d.inFlight()
 	return n, nil
+}
+
+// InFlight implements Kernel.
+func (l *Linux) InFlight(index int) int {
+	return sysDir(filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index))).inFlight()
+}
+
+func (d sysDir) inFlight() int {
+	sum := 0
+	numbers, _ := d.read("inflight") // reads and writes
+	for f := range strings.FieldsSeq(numbers) {
+		n, _ := strconv.Atoi(f)
+		sum += n
+	}
+	return sum
 }
 
 // Tune implements Kernel. Linux 6.1 limits requests of nbd to 128 KiB, where

@@ -11,10 +11,11 @@ import (
 )
 
 const (
-	scanEvery = 2 * time.Second
-	lookEvery = time.Minute // at metadata, for each device; a third more or less
-	maxLooks  = 8           // at one time
-	tellAgain = time.Minute // of a trouble that has not changed
+	pulseEvery = 250 * time.Millisecond
+	scanEvery  = 2 * time.Second
+	lookEvery  = time.Minute // at metadata, for each device; a third more or less
+	maxLooks   = 8           // at one time
+	tellAgain  = time.Minute // of a trouble that has not changed
 )
 
 // Run keeps the devices connected until ctx ends: it adopts those it finds, also
@@ -23,6 +24,7 @@ const (
 func (m *Manager) Run(ctx context.Context) error {
 	w := &watch{m: m, keepers: make(map[block.VolumeID]bool), looks: make(chan struct{}, maxLooks)}
 	defer m.deaths.listen(m)()
+	w.running.Go(func() { w.feel(ctx) })
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -40,6 +42,50 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
+// feel looks for servers that have fallen silent, before the driver's timer does:
+// that would only send a request again on the next silent socket, where it would
+// wait for another T when that socket is ended.
+func (w *watch) feel(ctx context.Context) {
+	tick := time.NewTicker(pulseEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		w.mu.Lock()
+		well := w.well
+		w.mu.Unlock()
+		for _, r := range well {
+			if w.silent(r) {
+				w.keep(ctx, r.Volume)
+			}
+		}
+	}
+}
+
+// silent reports whether requests have waited for three quarters of T, and none was answered.
+func (w *watch) silent(r *record) (yes bool) {
+	waiting := w.m.cfg.Kernel.InFlight(r.Index) > 0
+	received := uint64(0)
+	if waiting {
+		received = w.m.received(r)
+	}
+	w.m.conditions.with(r.Backend(), func(k *memory) {
+		now := time.Now()
+		if !waiting || received != k.received || k.progress.IsZero() {
+			k.received = received
+			if now.After(k.progress) {
+				k.progress = now
+			}
+		}
+		yes = now.Sub(k.progress) >= r.Timeout*3/4
+		k.silent = k.silent || yes
+	})
+	return yes
+}
+
 // watch is one Run.
 type watch struct {
 	m       *Manager
@@ -47,6 +93,7 @@ type watch struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
+	well    []*record               // devices whose sockets are alive, as the last scan found them; not changed
 	keepers map[block.VolumeID]bool // volumes that one works on
 }
 
@@ -57,6 +104,7 @@ func (w *watch) scan(ctx context.Context) error {
 		return err
 	}
 	there := make(map[string]bool)
+	var well []*record
 	for _, n := range nodes {
 		i, ours := ParseBackend(n.Backend)
 		if !ours || !n.Configured {
@@ -70,7 +118,13 @@ func (w *watch) scan(ctx context.Context) error {
 		if w.needed(n, r) {
 			w.keep(ctx, i.Volume)
 		}
+		if r != nil && r.Phase == phaseConnected && r.Index == n.Index {
+			well = append(well, r)
+		}
 	}
+	w.mu.Lock()
+	w.well = well
+	w.mu.Unlock()
 	w.m.conditions.prune(there)
 	kept, err := w.m.state.list()
 	if err != nil {
@@ -112,6 +166,7 @@ func (w *watch) keep(ctx context.Context, id block.VolumeID) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			delete(w.keepers, id)
+			w.m.deaths.note(-1) // the scan sees what has changed
 		}()
 		k := &keeper{w: w, id: id, inquiry: inquiry{m: w.m, id: id}}
 		k.run(ctx)

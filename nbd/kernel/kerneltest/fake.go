@@ -83,6 +83,7 @@ type device struct {
 	served       int
 	mounts       []string
 	hidden       int // users in other namespaces
+	unseen       int // openers that nobody sees
 	openers      []string
 }
 
@@ -92,7 +93,7 @@ type slot struct {
 	dead   bool // as far as the driver knows
 }
 
-func (d *device) users() int { return len(d.mounts) + d.hidden + len(d.openers) }
+func (d *device) users() int { return len(d.mounts) + d.hidden + d.unseen + len(d.openers) }
 
 // change wakes all who wait for something. f.mu is held.
 func (f *Fake) change() {
@@ -364,6 +365,16 @@ func (f *Fake) Node(index int) (kernel.Node, error) {
 	return kernel.Node{}, fmt.Errorf("%w: nbd%d", block.ErrNotFound, index)
 }
 
+// InFlight implements kernel.Kernel.
+func (f *Fake) InFlight(index int) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d := f.devices[index]; d != nil {
+		return d.inflight
+	}
+	return 0
+}
+
 func (d *device) node() kernel.Node {
 	return kernel.Node{
 		Index: d.Index, Backend: d.Backend, Configured: true, Size: d.Size, BlockSize: d.BlockSize,
@@ -456,6 +467,36 @@ func (f *Fake) Touched(index int) bool {
 	defer f.mu.Unlock()
 	d := f.devices[index]
 	return d == nil || d.disconnected || !d.foreign || d.Size != 1<<20 || len(d.slots) > 0
+}
+
+// OpenUnseen opens a device as a process that cannot be seen.
+func (f *Fake) OpenUnseen(index int) { f.countUnseen(index, 1) }
+
+// CloseUnseen undoes OpenUnseen.
+func (f *Fake) CloseUnseen(index int) { f.countUnseen(index, -1) }
+
+func (f *Fake) countUnseen(index, by int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d := f.devices[index]; d != nil {
+		d.unseen += by
+		f.settle(index)
+	}
+}
+
+// Orphan ends the process that uses the machine: its connections end, those of devices stay, and its claims are given up.
+func (f *Fake) Orphan() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.sockets {
+		if s.refs = 1; s.device == nil {
+			f.endSocket(s)
+		}
+	}
+	for index, d := range f.devices {
+		d.hidden = 0
+		f.settle(index)
+	}
 }
 
 // DeadTimeout is how long a device's requests would wait now without sockets.

@@ -1,0 +1,586 @@
+package kernel_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gabion-storage/gabion/nbd/kernel"
+	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/fault"
+)
+
+// points are the steps at which a process can be killed: attach, move, detach.
+var points = map[string][]string{
+	"attach": {"kernel.dial", "kernel.connect", "kernel.connected"},
+	"move":   {"kernel.dial", "kernel.move", "kernel.moved"},
+	"detach": {"kernel.disconnect", "kernel.disconnected"},
+}
+
+// killAt runs a step of a manager until it is at a point, and leaves it there for
+// good, with the state as it is then. What it has open stays open, which the
+// machine's next process does not mind.
+func (r *rig) killAt(point string, step func(m *kernel.Manager)) {
+	r.t.Helper()
+	if err := r.faults.Arm(fault.Rule{Point: point, Hold: true, Count: 1}); err != nil {
+		r.t.Fatal(err)
+	}
+	m := r.manager()
+	go step(m)
+	eventually(r.t, "being at "+point, 10*time.Second, func() bool { return r.faults.Hits(point) > 0 })
+	time.Sleep(10 * time.Millisecond)
+	r.fork()
+	r.f.Orphan()
+}
+
+// B040, H76: killed at each step of an attach; a new process finds what is there. One device, or none.
+func TestB040KilledWhileAttaching(t *testing.T) {
+	for _, point := range points["attach"] {
+		for _, retry := range []bool{true, false} {
+			t.Run(point, func(t *testing.T) {
+				bubble(t, func(t *testing.T, r *rig) {
+					v := r.volume()
+					r.killAt(point, func(m *kernel.Manager) { _, _ = m.Attach(context.Background(), v.Volume, false) })
+					m, stop := r.run()
+					defer stop()
+					if retry {
+						d := r.attach(m, v)
+						if nodes, _ := r.f.Nodes(); len(nodes) != 1 || <-r.f.Start(d.Index) != nil {
+							t.Errorf("devices: %+v", nodes)
+						}
+					}
+					time.Sleep(10 * time.Second)
+					r.detach(m, v)
+					r.noResidue()
+				})
+			})
+		}
+	}
+}
+
+// H76: killed at each step of a move, under load.
+func TestH76KilledWhileMoving(t *testing.T) {
+	for _, point := range points["move"] {
+		t.Run(point, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m := r.manager()
+				v := r.volume()
+				d := r.attach(m, v)
+				_ = m.Close()
+				l := r.load(d.Index)
+				r.one.Kill()
+				r.one.Serve()
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				r.killAt(point, func(m *kernel.Manager) { _ = m.Run(ctx) })
+				m, stop := r.run()
+				defer stop()
+				time.Sleep(5 * time.Second)
+				l.end(t, timer+slack)
+				if health(m, v) != "connected" || r.f.Established() != 4 {
+					t.Errorf("%s, %d connections", health(m, v), r.f.Established())
+				}
+				r.detach(m, v)
+				r.noResidue()
+			})
+		})
+	}
+}
+
+// H76: killed at each step of a detach; the next process finishes it, or takes the device up again.
+func TestH76KilledWhileDetaching(t *testing.T) {
+	for _, point := range points["detach"] {
+		for _, again := range []string{"detach", "attach", "nothing"} {
+			t.Run(point+", then "+again, func(t *testing.T) {
+				bubble(t, func(t *testing.T, r *rig) {
+					m := r.manager()
+					v := r.volume()
+					r.attach(m, v)
+					_ = m.Close()
+					r.killAt(point, func(m *kernel.Manager) { _ = m.Detach(context.Background(), v.Volume) })
+					m, stop := r.run()
+					defer stop()
+					switch again {
+					case "attach":
+						d := r.attach(m, v)
+						if err := <-r.f.Start(d.Index); err != nil {
+							t.Error(err)
+						}
+						time.Sleep(time.Minute)
+						r.detach(m, v)
+					case "detach":
+						r.detach(m, v)
+					default:
+						time.Sleep(10 * time.Second)
+					}
+					r.noResidue()
+				})
+			})
+		}
+	}
+}
+
+// B041: held open, it is not gone, however often one asks; then it is.
+func TestB041HeldOpen(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		release := r.f.Open(d.Index, "process 42 (dd)")
+		for range 3 {
+			err := m.Detach(context.Background(), v.Volume)
+			if !errors.Is(err, block.ErrInUse) || !strings.Contains(err.Error(), "process 42 (dd)") {
+				t.Errorf("Detach: %v", err)
+			}
+		}
+		if err := <-r.f.Start(d.Index); err != nil {
+			t.Errorf("it was touched: %v", err)
+		}
+		release()
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// B041: whoever holds it cannot be seen: it becomes a zombie, which is an error until it is gone.
+func TestB041Zombie(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		r.f.OpenUnseen(d.Index)
+		for range 3 {
+			if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrInUse) {
+				t.Errorf("Detach: %v", err)
+			}
+			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Zombie {
+				t.Errorf("Condition: %+v, %v", c, err)
+			}
+			time.Sleep(time.Minute)
+		}
+		now := r.attach(m, v) // beside the zombie, which reaches no server any more
+		if now.Index == d.Index {
+			t.Error("the zombie was used again")
+		}
+		if found, err := m.Find(v.Volume); err != nil || found.Index != now.Index {
+			t.Errorf("Find: %+v, %v", found, err)
+		}
+		time.Sleep(5 * time.Minute)
+		if err := <-r.f.Start(now.Index); err != nil {
+			t.Error(err)
+		}
+		r.f.CloseUnseen(d.Index)
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// B043, B045: mounted here, or in another namespace: refused, and nothing is done.
+func TestB043Mounted(t *testing.T) {
+	for _, where := range []string{"/var/lib/x", ""} {
+		bubble(t, func(t *testing.T, r *rig) {
+			m, stop := r.run()
+			defer stop()
+			v := r.volume()
+			d := r.attach(m, v)
+			unmount := r.f.Mount(d.Index, where)
+			if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrInUse) || !strings.Contains(err.Error(), where) {
+				t.Errorf("Detach: %v", err)
+			}
+			if err := <-r.f.Start(d.Index); err != nil {
+				t.Errorf("it was touched: %v", err)
+			}
+			unmount()
+			r.detach(m, v)
+			r.noResidue()
+		})
+	}
+}
+
+// B077, H86: the attachment is revoked, as the device is idle, in use, or mounted with requests that wait.
+func TestH86Revoked(t *testing.T) {
+	for name, use := range map[string]struct {
+		mounted, away bool
+		end           func(r *rig, change func())
+	}{
+		"idle":                          {end: (*rig).revoke},
+		"mounted":                       {mounted: true, end: (*rig).revoke},
+		"mounted, plugin away":          {mounted: true, away: true, end: (*rig).revoke},
+		"mounted, server dead":          {mounted: true, end: (*rig).revokeDead},
+		"mounted, server silent":        {mounted: true, end: (*rig).revokeSilent},
+		"idle, server silent, and away": {away: true, end: (*rig).revokeSilent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.run()
+				v := r.volume()
+				d := r.attach(m, v)
+				unmount := func() {}
+				if use.mounted {
+					unmount = r.f.Mount(d.Index, "/mnt")
+				}
+				if use.away {
+					stop()
+				}
+				use.end(r, func() { v.Revoked = true })
+				r.md.Remove(v.Volume)
+				writes := r.f.Start(d.Index)
+				if use.away {
+					time.Sleep(time.Hour)
+					m, stop = r.run()
+				}
+				defer stop()
+				begin := time.Now()
+				if err := <-writes; !errors.Is(err, block.ErrIO) || time.Since(begin) > 10*time.Second {
+					t.Errorf("a request, after %v: %v", time.Since(begin), err)
+				}
+				if use.mounted {
+					c, err := m.Condition(v.Volume)
+					if err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "not attached") {
+						t.Errorf("Condition: %+v, %v", c, err)
+					}
+					if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrInUse) {
+						t.Errorf("Detach while mounted: %v", err)
+					}
+				}
+				unmount()
+				time.Sleep(3 * time.Second)
+				r.detach(m, v)
+				r.noResidue()
+			})
+		})
+	}
+}
+
+func (r *rig) revoke(change func()) { r.f.Change(change) }
+
+func (r *rig) revokeDead(change func()) {
+	r.one.Kill()
+	r.f.Change(change)
+}
+
+func (r *rig) revokeSilent(change func()) {
+	r.one.Stop()
+	r.f.Change(change)
+}
+
+// A server's word alone that it knows no such attachment ends nothing.
+func TestNoAccessIsNoProof(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		l := r.load(d.Index)
+		r.f.Change(func() { v.Revoked = true })
+		time.Sleep(time.Minute)
+		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Waiting {
+			t.Errorf("Condition: %+v, %v", c, err)
+		}
+		r.md.Away(true, false)
+		time.Sleep(time.Minute)
+		r.f.Change(func() { v.Revoked = false })
+		time.Sleep(10 * time.Second)
+		l.end(t, 2*time.Minute+slack)
+		r.detach(m, v)
+	})
+}
+
+// H23, H86: the cache epoch has risen. The old device is refused for good, also
+// by a process that has forgotten everything; a fresh one is made beside it.
+func TestH86CacheEpoch(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		bubble(t, func(t *testing.T, r *rig) {
+			m, stop := r.run()
+			v := r.volume()
+			old := r.attach(m, v)
+			unmount := r.f.Mount(old.Index, "/mnt")
+			stop()
+			if forgotten {
+				r.dir = stateDir(t)
+			}
+			r.one.Kill()
+			r.f.Change(func() { v.Epoch = 2 })
+			if !forgotten { // the server's word is enough
+				r.md.Away(true, false)
+			} else {
+				r.attachment(v, oneHost)
+			}
+			r.one.Serve()
+			m, stop = r.run()
+			defer stop()
+			if err := <-r.f.Start(old.Index); !errors.Is(err, block.ErrIO) {
+				t.Errorf("a request to the old device: %v", err)
+			}
+			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "not flushed") {
+				t.Errorf("Condition: %+v, %v", c, err)
+			}
+			r.md.Away(false, false)
+			r.attachment(v, oneHost)
+			fresh := r.attach(m, v)
+			if fresh.Index == old.Index || fresh.Epoch != 2 || <-r.f.Start(fresh.Index) != nil {
+				t.Errorf("the fresh device: %+v", fresh)
+			}
+			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Connected {
+				t.Errorf("Condition: %+v, %v", c, err)
+			}
+			unmount()
+			time.Sleep(5 * time.Second)
+			r.detach(m, v)
+			r.noResidue()
+		})
+	}
+}
+
+// H75: the node returns with a device of an attachment that has ended, and gets
+// the volume again. The old device is never joined to the new attachment.
+func TestH75NodeReturns(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		old := r.attach(m, v)
+		unmount := r.f.Mount(old.Index, "/staging")
+		r.one.Drop()
+		dirty := r.f.Start(old.Index)
+		time.Sleep(time.Minute)
+		v.Attachment = block.AttachmentID{UUID: block.NewUUID()}
+		v.Token = kernel.Token("secret-" + block.NewUUID().String())
+		r.attachment(v, oneHost)
+		r.one.Serve()
+		before := r.one.Requests()
+		if _, err := m.Attach(context.Background(), v.Volume, false); !errors.Is(err, block.ErrPrecondition) || !strings.Contains(err.Error(), "/staging") {
+			t.Errorf("Attach while the old device is mounted: %v", err)
+		}
+		if err := <-dirty; !errors.Is(err, block.ErrIO) || r.one.Requests() != before {
+			t.Errorf("a dirty page: %v, %d requests reached the server", err, r.one.Requests()-before)
+		}
+		unmount()
+		time.Sleep(time.Second)
+		if d := r.attach(m, v); d.Attachment != v.Attachment {
+			t.Errorf("Attach: %+v", d)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// B044: all servers are gone for good, and metadata with them: nothing is ended by itself, and everything by an operator.
+func TestB044ServersGoneForGood(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		unmount := r.f.Mount(d.Index, "/mnt")
+		r.one.Stop()
+		r.md.Away(true, false)
+		dirty := r.f.Start(d.Index)
+		time.Sleep(time.Hour)
+		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Waiting || c.Reason == "" {
+			t.Errorf("Condition: %+v, %v", c, err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := m.Fail(ctx, v.Volume, "an operator said so"); !errors.Is(err, block.ErrInUse) {
+			t.Errorf("Fail while mounted: %v", err)
+		}
+		if err := <-dirty; !errors.Is(err, block.ErrIO) {
+			t.Errorf("a dirty page: %v", err)
+		}
+		unmount()
+		r.detach(m, v)
+		r.noResidue()
+		w := r.volume(r.two)
+		r.md.Away(false, false)
+		r.attachment(w, another)
+		if now := r.attach(m, w); now.Index != d.Index {
+			t.Errorf("the number is not free: %s", now.Path)
+		}
+		r.detach(m, w)
+	})
+}
+
+// A detach towards a server that takes no bytes: the sockets go first, so the machine's lock is not held.
+func TestDetachFromASilentServer(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		r.attach(m, v)
+		r.one.Stop()
+		r.one.Fill(true)
+		begin := time.Now()
+		r.detach(m, v)
+		if took := time.Since(begin); took > 500*time.Millisecond {
+			t.Errorf("Detach took %v", took)
+		}
+		r.noResidue()
+	})
+}
+
+// A call of another program, or of ours, hangs in the driver: callers leave by
+// their deadlines, what waits is not made later, and everything is well when it is over.
+func TestDriverHangs(t *testing.T) {
+	for _, call := range []string{"connect", "reconfigure", "disconnect"} {
+		t.Run(call, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.run()
+				defer stop()
+				v, w, x := r.volume(), r.volume(r.two), r.volume(r.two)
+				r.attachment(w, another)
+				r.attachment(x, another)
+				if call != "connect" {
+					r.attach(m, v)
+				}
+				release := r.f.Stick(call)
+				defer release()
+				limited := func(f func(ctx context.Context) error) error {
+					ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+					defer cancel()
+					begin := time.Now()
+					err := f(ctx)
+					if took := time.Since(begin); took > 6*time.Second {
+						t.Errorf("it took %v", took)
+					}
+					return err
+				}
+				if call == "reconfigure" {
+					r.one.Kill()
+					r.one.Serve()
+					time.Sleep(time.Second)
+				}
+				if err := limited(func(ctx context.Context) error {
+					if call == "disconnect" {
+						return m.Detach(ctx, v.Volume)
+					}
+					_, err := m.Attach(ctx, v.Volume, false)
+					return err
+				}); err == nil {
+					t.Error("done, while the driver hangs")
+				}
+				err := limited(func(ctx context.Context) error { _, err := m.Attach(ctx, w.Volume, false); return err })
+				if !errors.Is(err, block.ErrUnavailable) {
+					t.Errorf("another volume: %v", err)
+				}
+				release()
+				time.Sleep(10 * time.Second)
+				r.attach(m, v)
+				r.attach(m, x)
+				for _, k := range []block.VolumeID{v.Volume, w.Volume, x.Volume} {
+					if err := m.Detach(context.Background(), k); err != nil {
+						t.Error(err)
+					}
+				}
+				r.noResidue()
+			})
+		})
+	}
+}
+
+// Somebody disconnects our device by hand.
+func TestDisconnectedByAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		unmount := r.f.Mount(d.Index, "/mnt")
+		_ = r.f.Disconnect(d.Index)
+		time.Sleep(10 * time.Second)
+		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "another program") {
+			t.Errorf("Condition: %+v, %v", c, err)
+		}
+		unmount()
+		time.Sleep(5 * time.Second)
+		r.noResidue()
+		d = r.attach(m, v)
+		_ = r.f.Disconnect(d.Index)
+		time.Sleep(10 * time.Second)
+		r.noResidue()
+	})
+}
+
+// A kernel without backend identifiers is refused, and left as it was.
+func TestOldKernel(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		r.f.NoBackend = true
+		if _, err := m.Attach(context.Background(), v.Volume, false); !errors.Is(err, block.ErrPrecondition) {
+			t.Errorf("Attach: %v", err)
+		}
+		r.noResidue()
+	})
+}
+
+// A record is damaged: the kernel and metadata are enough.
+func TestDamagedRecord(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		v := r.volume()
+		d := r.attach(m, v)
+		stop()
+		for _, name := range r.records() {
+			path := filepath.Join(r.dir, name)
+			if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+				t.Errorf("%v, %v", fi.Mode(), err)
+			}
+			if err := os.WriteFile(path, []byte(`{"version": 1, "connections": `), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, stop = r.run()
+		defer stop()
+		time.Sleep(10 * time.Second)
+		if health(m, v) != "connected" || <-r.f.Start(d.Index) != nil {
+			t.Error(health(m, v))
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// A thousand devices come and go: no goroutine, descriptor or memory of them stays.
+func TestNothingGrows(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		count := func() (goroutines, files int) {
+			time.Sleep(time.Second)
+			fds, err := os.ReadDir("/proc/self/fd")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return runtime.NumGoroutine(), len(fds)
+		}
+		cycle := func() {
+			v := r.volume()
+			d := r.attach(m, v)
+			r.one.Kill()
+			r.one.Serve()
+			if err := <-r.f.Start(d.Index); err != nil {
+				t.Fatal(err)
+			}
+			r.detach(m, v)
+			r.md.Remove(v.Volume)
+		}
+		cycle()
+		goroutines, files := count()
+		for range 1000 {
+			cycle()
+		}
+		if g, f := count(); g > goroutines || f > files+2 {
+			t.Errorf("goroutines %d → %d, files %d → %d", goroutines, g, files, f)
+		}
+		stop()
+		r.noResidue()
+	})
+}
