@@ -44,7 +44,7 @@ var outcomes = []outcome{
 	{block.ErrIO, wire.EIO, wire.RepErrPlatform, ""},
 	{block.ErrCorrupt, wire.EIO, wire.RepErrPlatform, ""},
 	{block.ErrInUse, wire.EIO, wire.RepErrShutdown, later},
-	{block.ErrStale, wire.ESHUTDOWN, wire.RepErrShutdown, later},
+	{block.ErrStale, wire.ESHUTDOWN, wire.RepErrInvalid, ""},
 	{block.ErrUnavailable, wire.EIO, wire.RepErrShutdown, later},
 	{block.ErrUnknown, wire.EIO, wire.RepErrShutdown, later},
 	{block.ErrShutdown, wire.ESHUTDOWN, wire.RepErrShutdown, later},

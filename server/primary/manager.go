@@ -119,6 +119,9 @@ func (m *Manager) Open(ctx context.Context, exportName string, s block.Stream) (
 	if errors.Is(err, block.ErrNotFound) { // deleted meanwhile
 		return nil, errNoAccess
 	}
+	if n.session == 0 && errors.Is(err, block.ErrStale) { // the volume has another primary: nothing is wrong with the name
+		err = fmt.Errorf("%w: %v", block.ErrUnavailable, err)
+	}
 	if err != nil {
 		return nil, err
 	}
