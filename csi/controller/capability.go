@@ -32,6 +32,9 @@ const defaultFSType = "ext4"
 // supported returns the mode of a capability, or ErrInvalid, saying what is
 // not had and what is. Create, Publish and Validate all ask it and nothing else.
 func supported(c *csispec.VolumeCapability) (mode, error) {
+	if c == nil {
+		return mode{}, fmt.Errorf("%w: the request has no volume capability", block.ErrInvalid)
+	}
 	switch access := c.GetAccessType().(type) {
 	case *csispec.VolumeCapability_Block:
 	case *csispec.VolumeCapability_Mount:

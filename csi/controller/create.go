@@ -87,10 +87,6 @@ func (c *Controller) DeleteVolume(ctx context.Context, in *csispec.DeleteVolumeR
 // large enough stays as it is. The node always has its part: the device must
 // see the new size, also of a raw volume.
 func (c *Controller) ControllerExpandVolume(ctx context.Context, in *csispec.ControllerExpandVolumeRequest) (*csispec.ControllerExpandVolumeResponse, error) {
-	id, err := parseID(in.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
 	if in.GetCapacityRange() == nil {
 		return nil, fmt.Errorf("%w: the request has no capacity range", block.ErrInvalid)
 	}
@@ -100,6 +96,10 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, in *csispec.Con
 		}
 	}
 	sizes, err := spanOf(in.GetCapacityRange())
+	if err != nil {
+		return nil, err
+	}
+	id, err := parseID(in.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}

@@ -15,16 +15,14 @@ import (
 // ControllerPublishVolume implements the Controller service: it gives the node
 // the right to the volume, which storage itself enforces.
 func (c *Controller) ControllerPublishVolume(ctx context.Context, in *csispec.ControllerPublishVolumeRequest) (*csispec.ControllerPublishVolumeResponse, error) {
-	id, err := parseID(in.GetVolumeId())
-	switch {
-	case err != nil:
-		return nil, err
-	case in.GetNodeId() == "":
+	if in.GetNodeId() == "" {
 		return nil, fmt.Errorf("%w: the request names no node: node_id is empty", block.ErrInvalid)
-	case in.GetVolumeCapability() == nil:
-		return nil, fmt.Errorf("%w: the request has no volume capability", block.ErrInvalid)
 	}
 	mode, err := supported(in.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	id, err := parseID(in.GetVolumeId()) // last: what is missing is said before what is not there
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +71,12 @@ func (c *Controller) ControllerUnpublishVolume(ctx context.Context, in *csispec.
 
 // ValidateVolumeCapabilities implements the Controller service.
 func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, in *csispec.ValidateVolumeCapabilitiesRequest) (*csispec.ValidateVolumeCapabilitiesResponse, error) {
+	if len(in.GetVolumeCapabilities()) == 0 {
+		return nil, allSupported(nil)
+	}
 	id, err := parseID(in.GetVolumeId())
 	if err != nil {
 		return nil, err
-	}
-	if len(in.GetVolumeCapabilities()) == 0 {
-		return nil, allSupported(nil)
 	}
 	v, err := c.volumes.VolumeByID(ctx, id)
 	if err != nil {
