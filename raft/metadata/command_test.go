@@ -196,5 +196,6 @@ func (a args) policy() *metapb.Policy {
 		Durability: metapb.Policy_Durability(enum("durability", "flush", metapb.Policy_Durability_value)),
 		OnFull:     metapb.Policy_OnFull(enum("on-full", "wait", metapb.Policy_OnFull_value)),
 		BlockSize:  uint32(a.num("block-size", 4096)),
+		FsType:     a.str("fs", ""),
 	}
 }

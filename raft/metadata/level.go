@@ -16,7 +16,7 @@ const Level = levelConsumers
 // The levels, each with what it added.
 const (
 	levelFirst = 1
-	// SetFormat, PutConsumer, racks of volumes; several nodes may hold a volume
+	// SetFormat, PutConsumer, racks and file systems of volumes; several nodes may hold a volume
 	// that all of them only read; a consumer takes a limited number of volumes.
 	levelConsumers = 2
 )
@@ -50,7 +50,7 @@ func Validate(c *metapb.Command) error {
 // needs is the lowest level at which a command can be applied wholly. At a lower
 // one an older voter would halt at it.
 func needs(c *metapb.Command) uint32 {
-	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" {
+	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" || c.GetCreateVolume().GetPolicy().GetFsType() != "" {
 		return levelConsumers
 	}
 	return 0

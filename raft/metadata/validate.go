@@ -64,6 +64,8 @@ func ValidatePolicy(p *metapb.Policy) error {
 		field, takes = "on-full", "wait or error"
 	case p.GetBlockSize() != 512 && p.GetBlockSize() != 4096:
 		field, takes = fmt.Sprintf("block size %d", p.GetBlockSize()), "512 or 4096"
+	case p.GetFsType() != "" && p.GetFsType() != "ext4" && p.GetFsType() != "xfs":
+		field, takes = fmt.Sprintf("file system %.20q", p.GetFsType()), "ext4, xfs or empty"
 	default:
 		return nil
 	}

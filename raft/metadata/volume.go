@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -94,6 +95,7 @@ func sameVolume(v *metapb.Volume, c *metapb.CreateVolume) error {
 	differ("durability", has.Durability, asked.Durability)
 	differ("on-full", has.OnFull, asked.OnFull)
 	differ("block size", has.BlockSize, asked.BlockSize)
+	differ("file system", cmp.Or(has.FsType, "any"), cmp.Or(asked.FsType, "any"))
 	if c.Rack != "" && has.Access == metapb.Policy_SAME_RACK {
 		differ("rack", v.Rack, c.Rack)
 	}

@@ -374,13 +374,15 @@ func (Disk_State) EnumDescriptor() ([]byte, []int) {
 }
 
 type Policy struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Replicas      uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
-	Spread        Policy_Spread          `protobuf:"varint,2,opt,name=spread,proto3,enum=gabion.v1.Policy_Spread" json:"spread,omitempty"`
-	Access        Policy_Access          `protobuf:"varint,3,opt,name=access,proto3,enum=gabion.v1.Policy_Access" json:"access,omitempty"`
-	Durability    Policy_Durability      `protobuf:"varint,4,opt,name=durability,proto3,enum=gabion.v1.Policy_Durability" json:"durability,omitempty"`
-	OnFull        Policy_OnFull          `protobuf:"varint,5,opt,name=on_full,json=onFull,proto3,enum=gabion.v1.Policy_OnFull" json:"on_full,omitempty"`
-	BlockSize     uint32                 `protobuf:"varint,6,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"` // 4096 or 512
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Replicas   uint32                 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	Spread     Policy_Spread          `protobuf:"varint,2,opt,name=spread,proto3,enum=gabion.v1.Policy_Spread" json:"spread,omitempty"`
+	Access     Policy_Access          `protobuf:"varint,3,opt,name=access,proto3,enum=gabion.v1.Policy_Access" json:"access,omitempty"`
+	Durability Policy_Durability      `protobuf:"varint,4,opt,name=durability,proto3,enum=gabion.v1.Policy_Durability" json:"durability,omitempty"`
+	OnFull     Policy_OnFull          `protobuf:"varint,5,opt,name=on_full,json=onFull,proto3,enum=gabion.v1.Policy_OnFull" json:"on_full,omitempty"`
+	BlockSize  uint32                 `protobuf:"varint,6,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"` // 4096 or 512
+	// What consumers format it with: ext4, xfs, or empty: whatever they like. Kept so that a repeated create can be told apart.
+	FsType        string `protobuf:"bytes,7,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -455,6 +457,13 @@ func (x *Policy) GetBlockSize() uint32 {
 		return x.BlockSize
 	}
 	return 0
+}
+
+func (x *Policy) GetFsType() string {
+	if x != nil {
+		return x.FsType
+	}
+	return ""
 }
 
 type Volume struct {
@@ -1610,7 +1619,7 @@ var File_objects_proto protoreflect.FileDescriptor
 
 const file_objects_proto_rawDesc = "" +
 	"\n" +
-	"\robjects.proto\x12\tgabion.v1\"\x8c\x04\n" +
+	"\robjects.proto\x12\tgabion.v1\"\xa5\x04\n" +
 	"\x06Policy\x12\x1a\n" +
 	"\breplicas\x18\x01 \x01(\rR\breplicas\x120\n" +
 	"\x06spread\x18\x02 \x01(\x0e2\x18.gabion.v1.Policy.SpreadR\x06spread\x120\n" +
@@ -1620,7 +1629,8 @@ const file_objects_proto_rawDesc = "" +
 	"durability\x121\n" +
 	"\aon_full\x18\x05 \x01(\x0e2\x18.gabion.v1.Policy.OnFullR\x06onFull\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\x06 \x01(\rR\tblockSize\"4\n" +
+	"block_size\x18\x06 \x01(\rR\tblockSize\x12\x17\n" +
+	"\afs_type\x18\a \x01(\tR\x06fsType\"4\n" +
 	"\x06Spread\x12\x16\n" +
 	"\x12SPREAD_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04RACK\x10\x01\x12\b\n" +

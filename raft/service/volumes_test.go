@@ -40,10 +40,11 @@ func TestB051SameName(t *testing.T) {
 		t.Errorf("another volume")
 	}
 	for what, in := range map[string]*metapb.CreateVolumeRequest{
-		"size":       {Name: "n", Size: 2 * gib},
-		"durability": {Name: "n", Size: gib, Policy: &metapb.Policy{Durability: metapb.Policy_FLUSH}},
-		"block size": {Name: "n", Size: gib, Policy: &metapb.Policy{BlockSize: 512}},
-		"replicas":   {Name: "n", Size: gib, Policy: &metapb.Policy{Replicas: 2}},
+		"size":                           {Name: "n", Size: 2 * gib},
+		"durability":                     {Name: "n", Size: gib, Policy: &metapb.Policy{Durability: metapb.Policy_FLUSH}},
+		"block size":                     {Name: "n", Size: gib, Policy: &metapb.Policy{BlockSize: 512}},
+		"file system any instead of xfs": {Name: "n", Size: gib, Policy: &metapb.Policy{FsType: "xfs"}},
+		"replicas":                       {Name: "n", Size: gib, Policy: &metapb.Policy{Replicas: 2}},
 	} {
 		_, err := w.CreateVolume(t.Context(), in)
 		if !errors.Is(err, block.ErrExists) || !strings.Contains(err.Error(), what) || code(err) != codes.AlreadyExists {
