@@ -198,13 +198,13 @@ func (w words[A, B]) from(b B) (a A) {
 func policyTo(p controller.Policy) *metapb.Policy {
 	return &metapb.Policy{
 		Replicas: p.Replicas, Spread: spreads.to(p.Spread), Access: accesses.to(p.Access),
-		Durability: durabilities.to(p.Durability), OnFull: onFulls.to(p.OnFull), BlockSize: p.BlockSize,
+		Durability: durabilities.to(p.Durability), OnFull: onFulls.to(p.OnFull), BlockSize: p.BlockSize, FsType: p.FSType,
 	}
 }
 
 func policyFrom(p *metapb.Policy) controller.Policy {
 	return controller.Policy{
 		Replicas: p.GetReplicas(), Spread: spreads.from(p.GetSpread()), Access: accesses.from(p.GetAccess()),
-		Durability: durabilities.from(p.GetDurability()), OnFull: onFulls.from(p.GetOnFull()), BlockSize: p.GetBlockSize(),
+		Durability: durabilities.from(p.GetDurability()), OnFull: onFulls.from(p.GetOnFull()), BlockSize: p.GetBlockSize(), FSType: p.GetFsType(),
 	}
 }

@@ -48,6 +48,7 @@ func wishOf(in *csispec.CreateVolumeRequest) (w Wish, s span, p parameters, err 
 		return w, s, p, err
 	}
 	w = Wish{Name: in.GetName(), Policy: p.policy}
+	w.Policy.FSType = p.formats(in.GetVolumeCapabilities())
 	if w.Size, err = s.pick(minimum(in.GetVolumeCapabilities(), p.fsType)); err != nil {
 		return w, s, p, err
 	}

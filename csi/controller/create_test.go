@@ -88,6 +88,37 @@ func TestB051SameName(t *testing.T) {
 	}
 }
 
+// B051: the file system is told apart, whoever names it.
+func TestB051FileSystem(t *testing.T) {
+	for _, c := range []struct {
+		first, second     *csispec.VolumeCapability
+		param, paramAgain string
+		refused           bool
+	}{
+		{mounted("ext4", writer), mounted("ext4", writer), "", "", false},
+		{mounted("ext4", writer), mounted("xfs", writer), "", "", true},
+		{mounted("", writer), mounted("xfs", writer), "xfs", "", false},
+		{mounted("", writer), mounted("", writer), "xfs", "ext4", true},
+		{raw(writer), raw(writer), "xfs", "ext4", false}, // a raw volume has none, and one StorageClass may serve both
+	} {
+		controller := New(newCell())
+		ask := func(vc *csispec.VolumeCapability, fs string) error {
+			in := &csispec.CreateVolumeRequest{Name: "n", VolumeCapabilities: caps(vc), CapacityRange: &csispec.CapacityRange{RequiredBytes: gib}}
+			if fs != "" {
+				in.Parameters = map[string]string{FSTypeKey: fs}
+			}
+			_, err := controller.CreateVolume(t.Context(), in)
+			return err
+		}
+		if err := ask(c.first, c.param); err != nil {
+			t.Errorf("%v: %v", c, err)
+		}
+		if err := ask(c.second, c.paramAgain); errors.Is(err, block.ErrExists) != c.refused || !c.refused && err != nil {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+}
+
 // A volume that has grown since is still what its claim asked for.
 func TestCreateAgainAfterGrowth(t *testing.T) {
 	c := New(newCell())
@@ -141,9 +172,9 @@ func TestParameters(t *testing.T) {
 	}{
 		{nil, parameters{}, ""},
 		{map[string]string{"replicas": "2", "spread": "node", "access": "rack", "durability": "write-through", "on-full": "error", "blockSize": "512", FSTypeKey: "xfs"},
-			parameters{Policy{2, SpreadNode, AccessRack, WriteThrough, OnFullError, 512}, "xfs"}, ""},
+			parameters{Policy{2, SpreadNode, AccessRack, WriteThrough, OnFullError, 512, ""}, "xfs"}, ""},
 		{map[string]string{"replicas": "3", "spread": "rack", "access": "cluster", "durability": "flush", "on-full": "wait", "blockSize": "4096", FSTypeKey: "ext4"},
-			parameters{Policy{3, SpreadRack, AccessCell, Flush, OnFullWait, 4096}, "ext4"}, ""},
+			parameters{Policy{3, SpreadRack, AccessCell, Flush, OnFullWait, 4096, ""}, "ext4"}, ""},
 		{map[string]string{"csi.storage.k8s.io/pvc/name": "x", "csi.storage.k8s.io/pvc/namespace": "y", "csi.storage.k8s.io/pv/name": "z"}, parameters{}, ""},
 		{map[string]string{"csi.storage.k8s.io/pvc/names": "x"}, parameters{}, "is unknown; there are access, blockSize,"},
 		{map[string]string{"Replicas": "1"}, parameters{}, `"Replicas" is unknown`},

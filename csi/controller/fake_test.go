@@ -59,7 +59,7 @@ func (c *cell) CreateVolume(_ context.Context, w Wish) (Volume, error) {
 		return Volume{}, err
 	}
 	full := Policy{Replicas: cmp.Or(w.Policy.Replicas, 1), Spread: cmp.Or(w.Policy.Spread, SpreadRack), Access: cmp.Or(w.Policy.Access, AccessCell),
-		Durability: cmp.Or(w.Policy.Durability, Flush), OnFull: cmp.Or(w.Policy.OnFull, OnFullWait), BlockSize: cmp.Or(w.Policy.BlockSize, 4096)}
+		Durability: cmp.Or(w.Policy.Durability, Flush), OnFull: cmp.Or(w.Policy.OnFull, OnFullWait), BlockSize: cmp.Or(w.Policy.BlockSize, 4096), FSType: w.Policy.FSType}
 	for _, v := range c.volumes {
 		if v.Name != w.Name {
 			continue

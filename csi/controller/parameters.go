@@ -82,6 +82,16 @@ func (p parameters) agree(list []*csispec.VolumeCapability) error {
 	return nil
 }
 
+// formats is the file system that capabilities and parameters name; "" for a raw volume.
+func (p parameters) formats(list []*csispec.VolumeCapability) string {
+	for _, c := range list {
+		if m := c.GetMount(); m != nil {
+			return firstOf(m.GetFsType(), p.fsType)
+		}
+	}
+	return ""
+}
+
 // context is what a node needs to know of a volume besides what the metadata service tells it.
 func (p parameters) context() map[string]string {
 	if p.fsType == "" {

@@ -46,6 +46,7 @@ type Policy struct {
 	Durability Durability
 	OnFull     OnFull
 	BlockSize  uint32 // 512 or 4096
+	FSType     string // what it is to be formatted with; "": nothing was said. Only told apart, by CreateVolume
 }
 
 // The words of a policy; "" is the cell's default.
