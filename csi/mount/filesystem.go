@@ -13,35 +13,49 @@ import (
 // Format makes a file system; it is durable on return. What the device held
 // is lost.
 func (l *Linux) Format(f Format) error {
-	tool, args := "mkfs.ext4", []string{"-q", "-F", "-b", "4096", "-m", "0"}
-	switch {
-	case f.Type == Ext4 && f.Blank:
-		args = append(args, "-E", ext4Layout+",nodiscard,assume_storage_prezeroed=1")
-	case f.Type == Ext4:
-		args = append(args, "-E", ext4Layout+",discard")
-	case f.Type == XFS:
-		b, err := l.Inspect(f.Device)
-		if err != nil {
-			return err
+	mkfs := func(tool string, args ...string) error {
+		o, err := run(tool, append(args, f.Device)...)
+		if err == nil && o.code != 0 {
+			err = fmt.Errorf("%w: %s %s: %s (exit code %d)", block.ErrIO, tool, f.Device, o.text, o.code)
 		}
-		tool, args = "mkfs.xfs", []string{"-q", "-f"}
-		if b.Size >= xfsLargeLog {
-			args = append(args, "-l", xfsLog)
-		}
-		if f.Blank {
-			args = append(args, "-K")
-		}
-	default:
-		return fmt.Errorf("%w: file system %.40q", block.ErrInvalid, f.Type)
+		return err
 	}
-	o, err := run(tool, append(args, f.Device)...)
+	b, err := l.Inspect(f.Device)
+	switch {
+	case err != nil:
+	case f.Type == Ext4:
+		err = formatExt4(f.Blank, mkfs)
+	case f.Type == XFS:
+		err = formatXFS(f.Blank, b.Size, mkfs)
+	default:
+		err = fmt.Errorf("%w: file system %.40q", block.ErrInvalid, f.Type)
+	}
 	if err != nil {
 		return err
 	}
-	if o.code != 0 {
-		return fmt.Errorf("%w: %s %s: %s (exit code %d)", block.ErrIO, tool, f.Device, o.text, o.code)
-	}
 	return syncDevice(f.Device)
+}
+
+func formatExt4(blank bool, mkfs func(string, ...string) error) error {
+	args := []string{"-q", "-F", "-b", "4096", "-m", "0", "-E"}
+	if blank && mkfs("mkfs.ext4", append(args, ext4Layout+",nodiscard,assume_storage_prezeroed=1")...) == nil {
+		return nil
+	} // before e2fsprogs 1.47 there was no such option
+	return mkfs("mkfs.ext4", append(args, ext4Layout+",discard")...)
+}
+
+func formatXFS(blank bool, size int64, mkfs func(string, ...string) error) error {
+	args := []string{"-q", "-f"}
+	switch {
+	case size < xfsLeast:
+		return fmt.Errorf("%w: XFS takes %d MiB or more, and the device has %d: use ext4, or a larger volume", block.ErrPrecondition, xfsLeast>>20, size>>20)
+	case size >= xfsLargeLog:
+		args = append(args, "-l", xfsLog)
+	}
+	if blank {
+		args = append(args, "-K")
+	}
+	return mkfs("mkfs.xfs", args...)
 }
 
 // ext4Layout keeps what mkfs writes together and short: see the package's documentation.
@@ -50,6 +64,7 @@ const ext4Layout = "packed_meta_blocks=1,lazy_itable_init=1,lazy_journal_init=1"
 // mkfs.xfs fills the log with zeros. From xfsLargeLog bytes on it would make it
 // larger than xfsLog, up to 2 GiB, which costs more than it gains.
 const (
+	xfsLeast    = 300 << 20
 	xfsLargeLog = 512 << 30
 	xfsLog      = "size=256m"
 )

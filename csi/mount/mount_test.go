@@ -15,32 +15,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gabion-storage/gabion/csi/mount"
+	"github.com/gabion-storage/gabion/csi/mount/mounttest"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
 // crashed returns a disk with a file system as a power cut left it: the file
 // "kept" was synced, the journal was not replayed.
-func crashed(t *testing.T, l *mount.Linux, fs mount.FS) disk {
+func crashed(t *testing.T, l *mount.Linux, fs mount.FS) mounttest.Disk {
 	t.Helper()
-	d := newDisk(t, 512*MiB)
-	must(t, l.Format(mount.Format{Device: d.path, Type: fs, Blank: true}))
+	d := mounttest.NewDisk(t, 512*MiB)
+	must(t, l.Format(mount.Format{Device: d.Path, Type: fs, Blank: true}))
 	point := dir(t, "crash")
-	must(t, l.Mount(mount.FileSystem{Device: d.path, Type: fs}, point))
+	must(t, l.Mount(mount.FileSystem{Device: d.Path, Type: fs}, point))
 	for i := range 20 {
 		f, err := os.Create(filepath.Join(point, fmt.Sprintf("kept%d", i)))
 		must(t, err)
 		_, err = f.WriteString("kept")
 		must(t, errors.Join(err, f.Sync(), f.Close()))
 	}
-	sh(t, "xfs_io", "-x", "-c", "shutdown -f", point)
+	mounttest.Sh(t, "xfs_io", "-x", "-c", "shutdown -f", point)
 	must(t, l.Unmount(point))
-	sh(t, "sync", d.file)
+	mounttest.Sh(t, "sync", d.File)
 	return d
 }
 
-func digest(t *testing.T, d disk) []byte {
+func digest(t *testing.T, d mounttest.Disk) []byte {
 	t.Helper()
-	f, err := os.Open(d.path)
+	f, err := os.Open(d.Path)
 	must(t, err)
 	defer f.Close()
 	h := sha256.New()
@@ -55,10 +56,10 @@ func TestB080JournalIsReplayed(t *testing.T) {
 	for _, fs := range []mount.FS{mount.Ext4, mount.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
 			d := crashed(t, l, fs)
-			must(t, l.Check(d.path, fs))
-			must(t, l.Check(d.path, fs))
+			must(t, l.Check(d.Path, fs))
+			must(t, l.Check(d.Path, fs))
 			point := dir(t, "point")
-			must(t, l.Mount(mount.FileSystem{Device: d.path, Type: fs}, point))
+			must(t, l.Mount(mount.FileSystem{Device: d.Path, Type: fs}, point))
 			defer func() { must(t, l.Unmount(point)) }()
 			for i := range 20 {
 				if b, err := os.ReadFile(filepath.Join(point, fmt.Sprintf("kept%d", i))); err != nil || string(b) != "kept" {
@@ -77,9 +78,9 @@ func TestB081ReadOnlyMountsAsItIs(t *testing.T) {
 		t.Run(string(fs), func(t *testing.T) {
 			d := crashed(t, l, fs)
 			before := digest(t, d)
-			for i, one := range []disk{d.readOnly(t), d.readOnly(t)} {
+			for i, one := range []mounttest.Disk{d.ReadOnly(t), d.ReadOnly(t)} {
 				point := dir(t, fmt.Sprint("point", i))
-				f := mount.FileSystem{Device: one.path, Type: fs, ReadOnly: true, Options: options(t, fs, "noatime")}
+				f := mount.FileSystem{Device: one.Path, Type: fs, ReadOnly: true, Options: options(t, fs, "noatime")}
 				must(t, l.Mount(f, point))
 				defer func() { must(t, l.Unmount(point)) }()
 				if _, err := os.ReadDir(point); err != nil {
@@ -95,7 +96,7 @@ func TestB081ReadOnlyMountsAsItIs(t *testing.T) {
 			if !bytes.Equal(before, digest(t, d)) {
 				t.Fatal("a read-only mount wrote")
 			}
-			err := l.Mount(mount.FileSystem{Device: d.readOnly(t).path, Type: fs}, dir(t, "rw"))
+			err := l.Mount(mount.FileSystem{Device: d.ReadOnly(t).Path, Type: fs}, dir(t, "rw"))
 			if err == nil {
 				t.Fatal("a read-only device was mounted for writing")
 			}
@@ -107,28 +108,28 @@ func TestB081ReadOnlyMountsAsItIs(t *testing.T) {
 func TestB068DamageIsTold(t *testing.T) {
 	l := needHost(t, "debugfs")
 	t.Run("signature gone", func(t *testing.T) {
-		d := newDisk(t, 64*MiB)
-		must(t, l.Format(mount.Format{Device: d.path, Type: mount.Ext4, Blank: true}))
-		d.write(t, 0x438, []byte{0, 0})
+		d := mounttest.NewDisk(t, 64*MiB)
+		must(t, l.Format(mount.Format{Device: d.Path, Type: mount.Ext4, Blank: true}))
+		d.Write(t, 0x438, []byte{0, 0})
 		before := digest(t, d)
-		refused(t, l.Try(mount.FileSystem{Device: d.path, Type: mount.Ext4}), block.ErrPrecondition, d.path)
+		refused(t, l.Try(mount.FileSystem{Device: d.Path, Type: mount.Ext4}), block.ErrPrecondition, d.Path)
 		if !bytes.Equal(before, digest(t, d)) {
 			t.Fatal("something was written")
 		}
 	})
 	t.Run("faults for a person", func(t *testing.T) {
-		d := newDisk(t, 64*MiB)
-		must(t, l.Format(mount.Format{Device: d.path, Type: mount.Ext4, Blank: true}))
-		sh(t, "debugfs", "-w", "-R", "clri <2>", d.path)
-		sh(t, "debugfs", "-w", "-R", "ssv state 2", d.path)
-		refused(t, l.Check(d.path, mount.Ext4), block.ErrCorrupt, d.path, "e2fsck")
+		d := mounttest.NewDisk(t, 64*MiB)
+		must(t, l.Format(mount.Format{Device: d.Path, Type: mount.Ext4, Blank: true}))
+		mounttest.Sh(t, "debugfs", "-w", "-R", "clri <2>", d.Path)
+		mounttest.Sh(t, "debugfs", "-w", "-R", "ssv state 2", d.Path)
+		refused(t, l.Check(d.Path, mount.Ext4), block.ErrCorrupt, d.Path, "e2fsck")
 	})
 	t.Run("xfs", func(t *testing.T) {
-		d := newDisk(t, 512*MiB)
-		must(t, l.Format(mount.Format{Device: d.path, Type: mount.XFS, Blank: true}))
-		d.write(t, 200, bytes.Repeat([]byte{0xff}, 8)) // the superblock's checksum
-		err := l.Try(mount.FileSystem{Device: d.path, Type: mount.XFS})
-		refused(t, err, block.ErrCorrupt, d.path, "xfs_repair")
+		d := mounttest.NewDisk(t, 512*MiB)
+		must(t, l.Format(mount.Format{Device: d.Path, Type: mount.XFS, Blank: true}))
+		d.Write(t, 200, bytes.Repeat([]byte{0xff}, 8)) // the superblock's checksum
+		err := l.Try(mount.FileSystem{Device: d.Path, Type: mount.XFS})
+		refused(t, err, block.ErrCorrupt, d.Path, "xfs_repair")
 	})
 }
 
@@ -137,12 +138,12 @@ func TestFormatAfterAnInterruptedOne(t *testing.T) {
 	l := needHost(t)
 	for _, fs := range []mount.FS{mount.Ext4, mount.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
-			d := newDisk(t, 512*MiB)
-			must(t, l.Format(mount.Format{Device: d.path, Type: fs, Blank: true}))
-			d.write(t, 4096, bytes.Repeat([]byte{0xff}, MiB))
-			must(t, l.Format(mount.Format{Device: d.path, Type: fs}))
-			must(t, l.Check(d.path, fs))
-			must(t, l.Try(mount.FileSystem{Device: d.path, Type: fs}))
+			d := mounttest.NewDisk(t, 512*MiB)
+			must(t, l.Format(mount.Format{Device: d.Path, Type: fs, Blank: true}))
+			d.Write(t, 4096, bytes.Repeat([]byte{0xff}, MiB))
+			must(t, l.Format(mount.Format{Device: d.Path, Type: fs}))
+			must(t, l.Check(d.Path, fs))
+			must(t, l.Try(mount.FileSystem{Device: d.Path, Type: fs}))
 		})
 	}
 }
@@ -154,10 +155,10 @@ func TestFormatIsThin(t *testing.T) {
 	for _, fs := range []mount.FS{mount.Ext4, mount.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
 			const extent, size = 64 * MiB, 1 << 40
-			d := newDisk(t, size)
-			must(t, l.Format(mount.Format{Device: d.path, Type: fs, Blank: true}))
-			sh(t, "sync", d.file)
-			born, bytes := extents(t, d.file, extent)
+			d := mounttest.NewDisk(t, size)
+			must(t, l.Format(mount.Format{Device: d.Path, Type: fs, Blank: true}))
+			mounttest.Sh(t, "sync", d.File)
+			born, bytes := extents(t, d.File, extent)
 			t.Logf("1 TiB: %d extents, %d MiB", born, bytes/MiB)
 			if born > 64 {
 				t.Fatalf("%d extents are born", born)
@@ -189,23 +190,31 @@ func extents(t *testing.T, file string, extent int64) (int, int64) {
 	return len(born), total
 }
 
+func TestSmallXFSIsRefused(t *testing.T) {
+	l := needHost(t)
+	d := mounttest.NewDisk(t, 299*MiB)
+	refused(t, l.Format(mount.Format{Device: d.Path, Type: mount.XFS, Blank: true}), block.ErrPrecondition, "300 MiB", "ext4")
+	refused(t, l.Format(mount.Format{Device: d.Path, Type: "btrfs"}), block.ErrInvalid, "btrfs")
+	refused(t, l.Format(mount.Format{Device: d.File, Type: mount.Ext4}), block.ErrPrecondition, d.File)
+}
+
 // B074, B071: what is bound is what was meant, or nothing.
 func TestB074BindComparesTheDevice(t *testing.T) {
 	l := needHost(t)
-	a, b := newDisk(t, 64*MiB), newDisk(t, 64*MiB)
-	must(t, l.Format(mount.Format{Device: a.path, Type: mount.Ext4, Blank: true}))
+	a, b := mounttest.NewDisk(t, 64*MiB), mounttest.NewDisk(t, 64*MiB)
+	must(t, l.Format(mount.Format{Device: a.Path, Type: mount.Ext4, Blank: true}))
 	staging, target := dir(t, "staging"), dir(t, "target")
 
 	t.Run("nothing is staged", func(t *testing.T) {
-		refused(t, l.BindFS(staging, target, a.number(t, l), false), block.ErrPrecondition, staging)
+		refused(t, l.BindFS(staging, target, number(t, l, a), false), block.ErrPrecondition, staging)
 	})
-	must(t, l.Mount(mount.FileSystem{Device: a.path, Type: mount.Ext4}, staging))
+	must(t, l.Mount(mount.FileSystem{Device: a.Path, Type: mount.Ext4}, staging))
 	defer func() { must(t, l.Unmount(staging)) }()
 	t.Run("another device", func(t *testing.T) {
-		refused(t, l.BindFS(staging, target, b.number(t, l), false), block.ErrPrecondition, staging)
+		refused(t, l.BindFS(staging, target, number(t, l, b), false), block.ErrPrecondition, staging)
 	})
 	t.Run("read-only", func(t *testing.T) {
-		must(t, l.BindFS(staging, target, a.number(t, l), true))
+		must(t, l.BindFS(staging, target, number(t, l, a), true))
 		if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 			t.Fatal(err)
 		}
@@ -217,8 +226,8 @@ func TestB074BindComparesTheDevice(t *testing.T) {
 		must(t, l.Unmount(target))
 	})
 	t.Run("stacked", func(t *testing.T) {
-		must(t, l.BindFS(staging, target, a.number(t, l), false))
-		must(t, l.BindFS(staging, target, a.number(t, l), true))
+		must(t, l.BindFS(staging, target, number(t, l, a), false))
+		must(t, l.BindFS(staging, target, number(t, l, a), true))
 		if e, _ := at(t, l, target); !e.ReadOnly {
 			t.Fatalf("not the topmost: %+v", e)
 		}
@@ -231,7 +240,7 @@ func TestB074BindComparesTheDevice(t *testing.T) {
 	t.Run("target is a link", func(t *testing.T) {
 		link := target + ".link"
 		must(t, os.Symlink(target, link))
-		if err := l.BindFS(staging, link, a.number(t, l), false); err == nil {
+		if err := l.BindFS(staging, link, number(t, l, a), false); err == nil {
 			t.Fatal("a link was followed")
 		}
 		if _, ok := at(t, l, target); ok {
@@ -243,18 +252,18 @@ func TestB074BindComparesTheDevice(t *testing.T) {
 // B071: what is published of a raw volume is its block device.
 func TestB071NodesAreBound(t *testing.T) {
 	l := needHost(t)
-	d, other := newDisk(t, 64*MiB), newDisk(t, 64*MiB)
-	n := d.number(t, l)
+	d, other := mounttest.NewDisk(t, 64*MiB), mounttest.NewDisk(t, 64*MiB)
+	n := number(t, l, d)
 	target := filepath.Join(dir(t, "block"), "dev")
 	for range 2 {
 		_, err := l.MakeFile(target)
 		must(t, err)
 	}
-	refused(t, l.BindNode(other.path, target, n, false), block.ErrPrecondition, other.path)
+	refused(t, l.BindNode(other.Path, target, n, false), block.ErrPrecondition, other.Path)
 	regular := filepath.Join(t.TempDir(), "regular")
 	must(t, os.WriteFile(regular, nil, 0o600))
 	refused(t, l.BindNode(regular, target, n, false), block.ErrPrecondition, regular)
-	must(t, l.BindNode(d.path, target, n, false))
+	must(t, l.BindNode(d.Path, target, n, false))
 	if b, err := l.Inspect(target); err != nil || b.Number != n || b.Size != 64*MiB {
 		t.Fatalf("%+v, %v", b, err)
 	}
@@ -300,14 +309,14 @@ func TestB078BrokenMountsAreUnmounted(t *testing.T) {
 	l := needHost(t, "xfs_io")
 	for _, fs := range []mount.FS{mount.Ext4, mount.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
-			d := newDisk(t, 512*MiB)
-			must(t, l.Format(mount.Format{Device: d.path, Type: fs, Blank: true}))
+			d := mounttest.NewDisk(t, 512*MiB)
+			must(t, l.Format(mount.Format{Device: d.Path, Type: fs, Blank: true}))
 			point, target := dir(t, "point"), dir(t, "target")
-			must(t, l.Mount(mount.FileSystem{Device: d.path, Type: fs}, point))
+			must(t, l.Mount(mount.FileSystem{Device: d.Path, Type: fs}, point))
 			must(t, os.WriteFile(filepath.Join(point, "dirty"), make([]byte, MiB), 0o600))
-			must(t, l.BindFS(point, target, d.number(t, l), false))
+			must(t, l.BindFS(point, target, number(t, l, d), false))
 			must(t, l.Writable(point))
-			sh(t, "xfs_io", "-x", "-c", "shutdown", point)
+			mounttest.Sh(t, "xfs_io", "-x", "-c", "shutdown", point)
 			if err := l.Writable(point); !errors.Is(err, block.ErrReadOnly) && !errors.Is(err, block.ErrIO) {
 				t.Fatalf("a file system that was shut down is writable: %v", err)
 			}
@@ -316,7 +325,7 @@ func TestB078BrokenMountsAreUnmounted(t *testing.T) {
 					t.Fatal("the file system still answers")
 				}
 			}
-			if e, ok := at(t, l, target); !ok || e.Number != d.number(t, l) {
+			if e, ok := at(t, l, target); !ok || e.Number != number(t, l, d) {
 				t.Fatalf("%+v, %v", e, ok)
 			}
 			if got, err := l.Resolve(target); err != nil || got != target {
@@ -366,11 +375,11 @@ func TestMountsAreAnnounced(t *testing.T) {
 	l := needHost(t)
 	must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, ""))
 	defer func() { must(t, unix.Unmount("/run", 0)) }()
-	d := newDisk(t, 64*MiB)
-	must(t, l.Format(mount.Format{Device: d.path, Type: mount.Ext4, Blank: true}))
+	d := mounttest.NewDisk(t, 64*MiB)
+	must(t, l.Format(mount.Format{Device: d.Path, Type: mount.Ext4, Blank: true}))
 	point := dir(t, "point")
 	for range 3 {
-		must(t, l.Mount(mount.FileSystem{Device: d.path, Type: mount.Ext4}, point))
+		must(t, l.Mount(mount.FileSystem{Device: d.Path, Type: mount.Ext4}, point))
 		b, err := os.ReadFile("/run/mount/utab")
 		must(t, err)
 		if !strings.Contains(string(b), "TARGET="+point+" ") || !strings.Contains(string(b), "_netdev") {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gabion-storage/gabion/csi/mount"
+	"github.com/gabion-storage/gabion/csi/mount/mounttest"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -18,40 +19,40 @@ func TestB069ForeignContentIsNamed(t *testing.T) {
 	l := needHost(t, "mkswap")
 	tests := []struct {
 		name  string
-		write func(t *testing.T, d disk)
+		write func(t *testing.T, d mounttest.Disk)
 		want  string
 	}{
-		{"luks1", func(t *testing.T, d disk) { d.write(t, 0, luks(1)) }, "crypto_LUKS"},
-		{"luks2", func(t *testing.T, d disk) { d.write(t, 0, luks(2)) }, "crypto_LUKS"},
-		{"gpt", func(t *testing.T, d disk) { gpt(t, d, 64*MiB) }, "partition table gpt"},
-		{"mbr", func(t *testing.T, d disk) { d.write(t, 440, mbr()) }, "partition table dos"},
-		{"lvm", func(t *testing.T, d disk) { d.write(t, 512, lvm()) }, "LVM2_member"},
-		{"swap", func(t *testing.T, d disk) { sh(t, "mkswap", d.path) }, "swap"},
-		{"btrfs", func(t *testing.T, d disk) { d.write(t, 64<<10, btrfs()) }, "btrfs"},
-		{"ext4", func(t *testing.T, d disk) { sh(t, "mkfs.ext4", "-q", d.path) }, "ext4"},
-		{"ext3", func(t *testing.T, d disk) { sh(t, "mkfs.ext4", "-q", "-t", "ext3", d.path) }, "ext3"},
-		{"two at once", func(t *testing.T, d disk) {
-			sh(t, "mkfs.ext4", "-q", "-b", "4096", d.path)
-			d.write(t, 64<<10, btrfs())
+		{"luks1", func(t *testing.T, d mounttest.Disk) { d.Write(t, 0, luks(1)) }, "crypto_LUKS"},
+		{"luks2", func(t *testing.T, d mounttest.Disk) { d.Write(t, 0, luks(2)) }, "crypto_LUKS"},
+		{"gpt", func(t *testing.T, d mounttest.Disk) { gpt(t, d, 64*MiB) }, "partition table gpt"},
+		{"mbr", func(t *testing.T, d mounttest.Disk) { d.Write(t, 440, mbr()) }, "partition table dos"},
+		{"lvm", func(t *testing.T, d mounttest.Disk) { d.Write(t, 512, lvm()) }, "LVM2_member"},
+		{"swap", func(t *testing.T, d mounttest.Disk) { mounttest.Sh(t, "mkswap", d.Path) }, "swap"},
+		{"btrfs", func(t *testing.T, d mounttest.Disk) { d.Write(t, 64<<10, btrfs()) }, "btrfs"},
+		{"ext4", func(t *testing.T, d mounttest.Disk) { mounttest.Sh(t, "mkfs.ext4", "-q", d.Path) }, "ext4"},
+		{"ext3", func(t *testing.T, d mounttest.Disk) { mounttest.Sh(t, "mkfs.ext4", "-q", "-t", "ext3", d.Path) }, "ext3"},
+		{"two at once", func(t *testing.T, d mounttest.Disk) {
+			mounttest.Sh(t, "mkfs.ext4", "-q", "-b", "4096", d.Path)
+			d.Write(t, 64<<10, btrfs())
 		}, "several signatures"},
 		// A wipe that stopped half-way, and content that has no signature: nothing is found, which proves nothing.
-		{"zeros over an ext4 signature", func(t *testing.T, d disk) {
-			sh(t, "mkfs.ext4", "-q", d.path)
-			d.write(t, 0x438, []byte{0, 0})
+		{"zeros over an ext4 signature", func(t *testing.T, d mounttest.Disk) {
+			mounttest.Sh(t, "mkfs.ext4", "-q", d.Path)
+			d.Write(t, 0x438, []byte{0, 0})
 		}, ""},
-		{"random data in MiB 2", func(t *testing.T, d disk) {
+		{"random data in MiB 2", func(t *testing.T, d mounttest.Disk) {
 			b := make([]byte, MiB)
 			r := rand.NewChaCha8([32]byte{2})
 			_, _ = r.Read(b)
-			d.write(t, 2*MiB, b)
+			d.Write(t, 2*MiB, b)
 		}, ""},
-		{"zeros", func(*testing.T, disk) {}, ""},
+		{"zeros", func(*testing.T, mounttest.Disk) {}, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d := newDisk(t, 64*MiB)
+			d := mounttest.NewDisk(t, 64*MiB)
 			tt.write(t, d)
-			c, err := l.Probe(d.path)
+			c, err := l.Probe(d.Path)
 			must(t, err)
 			if c.Type != tt.want {
 				t.Fatalf("got %q, want %q", c.Type, tt.want)
@@ -97,7 +98,7 @@ func mbr() []byte {
 	return b
 }
 
-func gpt(t *testing.T, d disk, size int64) {
+func gpt(t *testing.T, d mounttest.Disk, size int64) {
 	sectors := uint64(size / 512)
 	entries := make([]byte, 128*128)
 	h := make([]byte, 512)
@@ -117,9 +118,9 @@ func gpt(t *testing.T, d disk, size int64) {
 	protective := mbr()
 	protective[6+4] = 0xee
 	binary.LittleEndian.PutUint32(protective[6+8:], 1)
-	d.write(t, 440, protective)
-	d.write(t, 512, h)
-	d.write(t, 1024, entries)
+	d.Write(t, 440, protective)
+	d.Write(t, 512, h)
+	d.Write(t, 1024, entries)
 }
 
 func btrfs() []byte {
@@ -134,16 +135,16 @@ func btrfs() []byte {
 func TestUnreadableIsNotBlank(t *testing.T) {
 	l := needHost(t)
 	t.Run("input/output error", func(t *testing.T) {
-		d := newDisk(t, 64*MiB)
-		must(t, os.Truncate(d.file, 4096)) // what lies beyond now fails, though the device keeps its size
-		_, err := l.Probe(d.path)
-		refused(t, err, block.ErrIO, d.path)
+		d := mounttest.NewDisk(t, 64*MiB)
+		must(t, os.Truncate(d.File, 4096)) // what lies beyond now fails, though the device keeps its size
+		_, err := l.Probe(d.Path)
+		refused(t, err, block.ErrIO, d.Path)
 	})
 	t.Run("no size", func(t *testing.T) {
-		d := newDisk(t, 64*MiB)
-		d.grow(t, 0)
-		_, err := l.Probe(d.path)
-		refused(t, err, block.ErrIO, d.path)
+		d := mounttest.NewDisk(t, 64*MiB)
+		d.Grow(t, 0)
+		_, err := l.Probe(d.Path)
+		refused(t, err, block.ErrIO, d.Path)
 	})
 	t.Run("not there", func(t *testing.T) {
 		_, err := l.Probe("/dev/no-such-device")
@@ -154,13 +155,13 @@ func TestUnreadableIsNotBlank(t *testing.T) {
 // B071: what is not a block device is told, whatever it is.
 func TestB071InspectTakesBlockDevicesOnly(t *testing.T) {
 	l := needHost(t)
-	d := newDisk(t, 64*MiB)
-	b, err := l.Inspect(d.path)
+	d := mounttest.NewDisk(t, 64*MiB)
+	b, err := l.Inspect(d.Path)
 	if err != nil || b.Size != 64*MiB || b.ReadOnly || b.Number.Major != 7 {
 		t.Fatalf("%+v, %v", b, err)
 	}
-	ro := d.readOnly(t)
-	if b, err := l.Inspect(ro.path); err != nil || !b.ReadOnly {
+	ro := d.ReadOnly(t)
+	if b, err := l.Inspect(ro.Path); err != nil || !b.ReadOnly {
 		t.Fatalf("%+v, %v", b, err)
 	}
 	file := filepath.Join(t.TempDir(), "regular")
@@ -168,7 +169,7 @@ func TestB071InspectTakesBlockDevicesOnly(t *testing.T) {
 	_, err = l.Inspect(file)
 	refused(t, err, block.ErrPrecondition, file)
 	link := file + ".link"
-	must(t, os.Symlink(d.path, link))
+	must(t, os.Symlink(d.Path, link))
 	_, err = l.Inspect(link)
 	refused(t, err, block.ErrPrecondition, link)
 	_, err = l.Inspect(file + ".none")
@@ -178,16 +179,16 @@ func TestB071InspectTakesBlockDevicesOnly(t *testing.T) {
 // A tool of another process works on the device: it is told, and nothing is done.
 func TestClaimedDeviceIsLeftAlone(t *testing.T) {
 	l := needHost(t)
-	d := newDisk(t, 512*MiB)
-	other, err := os.OpenFile(d.path, os.O_RDWR|os.O_EXCL, 0)
+	d := mounttest.NewDisk(t, 512*MiB)
+	other, err := os.OpenFile(d.Path, os.O_RDWR|os.O_EXCL, 0)
 	must(t, err)
-	_, err = l.Probe(d.path)
-	refused(t, err, block.ErrInUse, d.path)
+	_, err = l.Probe(d.Path)
+	refused(t, err, block.ErrInUse, d.Path)
 	for _, fs := range []mount.FS{mount.Ext4, mount.XFS} {
-		refused(t, l.Format(mount.Format{Device: d.path, Type: fs, Blank: true}), block.ErrIO, d.path)
+		refused(t, l.Format(mount.Format{Device: d.Path, Type: fs, Blank: true}), block.ErrIO, d.Path)
 	}
 	must(t, other.Close())
-	if c, err := l.Probe(d.path); err != nil || c.Type != "" {
+	if c, err := l.Probe(d.Path); err != nil || c.Type != "" {
 		t.Fatalf("%+v, %v: something was written", c, err)
 	}
 }

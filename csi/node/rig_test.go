@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -16,12 +17,22 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gabion-storage/gabion/csi/driver"
+	"github.com/gabion-storage/gabion/csi/mount/mounttest"
 	"github.com/gabion-storage/gabion/csi/node"
 	"github.com/gabion-storage/gabion/csi/node/nodetest"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	mounttest.Main(func() int {
+		code := m.Run()
+		if err := goleak.Find(); code == 0 && err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	})
+}
 
 const GiB = 1 << 30
 
