@@ -30,7 +30,7 @@ func (s *Service) parseExpand(in *csispec.NodeExpandVolumeRequest) (r expandRequ
 		return r, fmt.Errorf("%w: capacity range from %d to %d", block.ErrInvalid, r.required, r.limit)
 	}
 	if in.GetVolumeCapability() != nil {
-		a, err := parseCapability(in.GetVolumeCapability())
+		a, err := parseCapability(in.GetVolumeCapability(), "")
 		if err != nil {
 			return r, err
 		}

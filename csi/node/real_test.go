@@ -456,6 +456,8 @@ func TestH76RealRandomKills(t *testing.T) {
 					}
 				}
 			}
+			r.stop() // the last one may have been killed without a call that told
+			r.startReal(h, nil)
 			r.must(r.unstage(s))
 			if left := r.leftovers(h); len(left) > 0 {
 				t.Fatal(left)

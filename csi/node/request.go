@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -103,10 +104,11 @@ type stagedRequest interface {
 	GetPublishContext() map[string]string
 	GetStagingTargetPath() string
 	GetVolumeCapability() *csispec.VolumeCapability
+	GetVolumeContext() map[string]string
 }
 
 func (s *Service) parseStaged(in stagedRequest) (r stageRequest, err error) {
-	if r.access, err = parseCapability(in.GetVolumeCapability()); err != nil {
+	if r.access, err = parseCapability(in.GetVolumeCapability(), in.GetVolumeContext()[driver.FSTypeKey]); err != nil {
 		return r, err
 	}
 	if in.GetStagingTargetPath() == "" {
@@ -141,8 +143,9 @@ func (s *Service) parsePublish(in *csispec.NodePublishVolumeRequest) (r publishR
 	return r, err
 }
 
-// parseCapability checks a capability and its mount options.
-func parseCapability(c *csispec.VolumeCapability) (a access, err error) {
+// parseCapability checks a capability and its mount options. wished is the file
+// system of the volume's parameters, for a capability that names none.
+func parseCapability(c *csispec.VolumeCapability, wished string) (a access, err error) {
 	if c == nil {
 		return a, missing("volume capability")
 	}
@@ -163,7 +166,7 @@ func parseCapability(c *csispec.VolumeCapability) (a access, err error) {
 	case c.GetMount().GetVolumeMountGroup() != "":
 		return a, fmt.Errorf("%w: volume mount group: this driver does not announce it", block.ErrInvalid)
 	}
-	a.fs, a.flags = mount.FS(strings.ToLower(c.GetMount().GetFsType())), c.GetMount().GetMountFlags()
+	a.fs, a.flags = mount.FS(strings.ToLower(cmp.Or(c.GetMount().GetFsType(), wished))), c.GetMount().GetMountFlags()
 	o, err := a.options(a.fs)
 	a.shown = o.ReadOnly()
 	return a, err
