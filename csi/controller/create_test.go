@@ -105,7 +105,7 @@ func TestB051FileSystem(t *testing.T) {
 		ask := func(vc *csispec.VolumeCapability, fs string) error {
 			in := &csispec.CreateVolumeRequest{Name: "n", VolumeCapabilities: caps(vc), CapacityRange: &csispec.CapacityRange{RequiredBytes: gib}}
 			if fs != "" {
-				in.Parameters = map[string]string{FSTypeKey: fs}
+				in.Parameters = map[string]string{driver.FSTypeKey: fs}
 			}
 			_, err := controller.CreateVolume(t.Context(), in)
 			return err
@@ -147,7 +147,7 @@ func TestCreateRefusals(t *testing.T) {
 		"mount group":     func(r *csispec.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "1" },
 		"names xfs": func(r *csispec.CreateVolumeRequest) {
 			r.VolumeCapabilities[0] = mounted("xfs", writer)
-			r.Parameters = map[string]string{FSTypeKey: "ext4"}
+			r.Parameters = map[string]string{driver.FSTypeKey: "ext4"}
 		},
 		"is empty": func(r *csispec.CreateVolumeRequest) { r.AccessibilityRequirements = topology([]string{""}, nil) },
 		"one node at a time": func(r *csispec.CreateVolumeRequest) {
@@ -171,9 +171,9 @@ func TestParameters(t *testing.T) {
 		says  string // of the refusal
 	}{
 		{nil, parameters{}, ""},
-		{map[string]string{"replicas": "2", "spread": "node", "access": "rack", "durability": "write-through", "on-full": "error", "blockSize": "512", FSTypeKey: "xfs"},
+		{map[string]string{"replicas": "2", "spread": "node", "access": "rack", "durability": "write-through", "on-full": "error", "blockSize": "512", driver.FSTypeKey: "xfs"},
 			parameters{Policy{2, SpreadNode, AccessRack, WriteThrough, OnFullError, 512, ""}, "xfs"}, ""},
-		{map[string]string{"replicas": "3", "spread": "rack", "access": "cluster", "durability": "flush", "on-full": "wait", "blockSize": "4096", FSTypeKey: "ext4"},
+		{map[string]string{"replicas": "3", "spread": "rack", "access": "cluster", "durability": "flush", "on-full": "wait", "blockSize": "4096", driver.FSTypeKey: "ext4"},
 			parameters{Policy{3, SpreadRack, AccessCell, Flush, OnFullWait, 4096, ""}, "ext4"}, ""},
 		{map[string]string{"csi.storage.k8s.io/pvc/name": "x", "csi.storage.k8s.io/pvc/namespace": "y", "csi.storage.k8s.io/pv/name": "z"}, parameters{}, ""},
 		{map[string]string{"csi.storage.k8s.io/pvc/names": "x"}, parameters{}, "is unknown; there are access, blockSize,"},
@@ -187,7 +187,7 @@ func TestParameters(t *testing.T) {
 		{map[string]string{"blockSize": "1024"}, parameters{}, "it takes 4096 or 512"},
 		{map[string]string{"access": "RACK"}, parameters{}, "it takes cluster or rack"},
 		{map[string]string{"on-full": "block"}, parameters{}, "it takes wait or error"},
-		{map[string]string{FSTypeKey: "btrfs"}, parameters{}, "it takes ext4 or xfs"},
+		{map[string]string{driver.FSTypeKey: "btrfs"}, parameters{}, "it takes ext4 or xfs"},
 		{map[string]string{"iops": "100"}, parameters{}, `"iops" is not supported by this version`},
 		{map[string]string{"throughput": "100"}, parameters{}, "not supported by this version"},
 		{map[string]string{"b": "1", "a": "1"}, parameters{}, `"a" is unknown`}, // always the same one
@@ -205,10 +205,10 @@ func TestParameters(t *testing.T) {
 // A volume whose file system only the parameters name tells its nodes.
 func TestVolumeContext(t *testing.T) {
 	r, err := New(newCell()).CreateVolume(t.Context(), &csispec.CreateVolumeRequest{
-		Name: "v", VolumeCapabilities: caps(mounted("", writer)), Parameters: map[string]string{FSTypeKey: "xfs"},
+		Name: "v", VolumeCapabilities: caps(mounted("", writer)), Parameters: map[string]string{driver.FSTypeKey: "xfs"},
 		CapacityRange: &csispec.CapacityRange{RequiredBytes: 1},
 	})
-	if err != nil || !reflect.DeepEqual(r.GetVolume().GetVolumeContext(), map[string]string{FSTypeKey: "xfs"}) || r.GetVolume().GetCapacityBytes() != minXFS {
+	if err != nil || !reflect.DeepEqual(r.GetVolume().GetVolumeContext(), map[string]string{driver.FSTypeKey: "xfs"}) || r.GetVolume().GetCapacityBytes() != minXFS {
 		t.Errorf("%v, %v", r, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/gabion-storage/gabion/csi/driver"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
@@ -16,10 +17,6 @@ type parameters struct {
 	policy Policy
 	fsType string // "": not named
 }
-
-// FSTypeKey is the parameter, and the key of the volume context, that names
-// the file system of volumes whose capability names none.
-const FSTypeKey = "csi.storage.k8s.io/fstype"
 
 // A provisioner that was told to adds who the volume is for. Nobody asks here.
 var metadataKeys = []string{"csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"}
@@ -31,13 +28,13 @@ type parameter struct {
 }
 
 var known = map[string]parameter{
-	"replicas":   {[]string{"1", "2", "3"}, func(p *parameters, at int, _ string) { p.policy.Replicas = uint32(at + 1) }},
-	"spread":     {[]string{"rack", "node"}, func(p *parameters, _ int, w string) { p.policy.Spread = Spread(w) }},
-	"access":     {[]string{"cluster", "rack"}, func(p *parameters, _ int, w string) { p.policy.Access = Access(w) }},
-	"durability": {[]string{"flush", "write-through"}, func(p *parameters, _ int, w string) { p.policy.Durability = Durability(w) }},
-	"on-full":    {[]string{"wait", "error"}, func(p *parameters, _ int, w string) { p.policy.OnFull = OnFull(w) }},
-	"blockSize":  {[]string{"4096", "512"}, func(p *parameters, at int, _ string) { p.policy.BlockSize = []uint32{4096, 512}[at] }},
-	FSTypeKey:    {[]string{"ext4", "xfs"}, func(p *parameters, _ int, w string) { p.fsType = w }},
+	"replicas":       {[]string{"1", "2", "3"}, func(p *parameters, at int, _ string) { p.policy.Replicas = uint32(at + 1) }},
+	"spread":         {[]string{"rack", "node"}, func(p *parameters, _ int, w string) { p.policy.Spread = Spread(w) }},
+	"access":         {[]string{"cluster", "rack"}, func(p *parameters, _ int, w string) { p.policy.Access = Access(w) }},
+	"durability":     {[]string{"flush", "write-through"}, func(p *parameters, _ int, w string) { p.policy.Durability = Durability(w) }},
+	"on-full":        {[]string{"wait", "error"}, func(p *parameters, _ int, w string) { p.policy.OnFull = OnFull(w) }},
+	"blockSize":      {[]string{"4096", "512"}, func(p *parameters, at int, _ string) { p.policy.BlockSize = []uint32{4096, 512}[at] }},
+	driver.FSTypeKey: {[]string{"ext4", "xfs"}, func(p *parameters, _ int, w string) { p.fsType = w }},
 }
 
 // later are parameters that will be there; until then nobody shall believe to have them.
@@ -76,7 +73,7 @@ func alternatives(words []string) string {
 func (p parameters) agree(list []*csispec.VolumeCapability) error {
 	for _, c := range list {
 		if fs := c.GetMount().GetFsType(); fs != "" && p.fsType != "" && fs != p.fsType {
-			return fmt.Errorf("%w: parameter %q is %s, but the volume capability names %s", block.ErrInvalid, FSTypeKey, p.fsType, fs)
+			return fmt.Errorf("%w: parameter %q is %s, but the volume capability names %s", block.ErrInvalid, driver.FSTypeKey, p.fsType, fs)
 		}
 	}
 	return nil
@@ -97,7 +94,7 @@ func (p parameters) context() map[string]string {
 	if p.fsType == "" {
 		return nil
 	}
-	return map[string]string{FSTypeKey: p.fsType}
+	return map[string]string{driver.FSTypeKey: p.fsType}
 }
 
 // differs names the parts of a policy that were asked for and are not so; "": none.

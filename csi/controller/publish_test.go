@@ -175,7 +175,7 @@ func TestValidate(t *testing.T) {
 		"":                      {VolumeCapabilities: good, Parameters: map[string]string{"replicas": "1"}},
 		"replicas is 1, not 2":  {VolumeCapabilities: good, Parameters: map[string]string{"replicas": "2"}},
 		"is unknown":            {VolumeCapabilities: good, Parameters: map[string]string{"x": "2"}},
-		"capability names xfs":  {VolumeCapabilities: good, Parameters: map[string]string{FSTypeKey: "ext4"}},
+		"capability names xfs":  {VolumeCapabilities: good, Parameters: map[string]string{driver.FSTypeKey: "ext4"}},
 		"written from one node": {VolumeCapabilities: append(good, raw(csispec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER))},
 		"no mutable parameters": {VolumeCapabilities: good, MutableParameters: map[string]string{"x": "2"}},
 	} {

@@ -25,6 +25,9 @@ const (
 	// AttachmentKey is the key of the publish context; its value is the
 	// attachment's id. The context holds nothing else, and no secret.
 	AttachmentKey = "attachment"
+	// FSTypeKey is the parameter of a StorageClass, and the key of the volume
+	// context, that names the file system where a volume capability names none.
+	FSTypeKey = "csi.storage.k8s.io/fstype"
 )
 
 const (
