@@ -16,6 +16,7 @@ import (
 	"github.com/gabion-storage/gabion/csi/driver"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 const csiHelp = `Run the CSI driver: the controller, which makes volumes and gives nodes the right
@@ -53,6 +54,7 @@ type pluginConfig struct {
 	httpHost string // of http
 	httpPort int
 	insecure bool
+	faults   bool // may be injected over --http
 
 	logLevel, logFormat string
 	grace               time.Duration
@@ -82,6 +84,7 @@ func (c *pluginConfig) register(f *pflag.FlagSet) {
 	f.StringVar(&c.state, "state", defaultState, "`DIR` for what is remembered of devices; on a file system that a reboot empties")
 	f.StringVar(&c.http, "http", "", "`HOST:PORT` of metrics and health (default none)")
 	f.BoolVar(&c.insecure, "insecure", false, "let --http listen beyond loopback")
+	f.BoolVar(&c.faults, "fault-injection", false, "let --http delay and fail operations, for tests")
 	f.Var(newChoice(&c.logLevel, "info", "debug", "warn", "error"), "log-level", "what to log")
 	f.Var(newChoice(&c.logFormat, "auto", "text", "json"), "log-format", "how to log; auto: text on a terminal, else JSON")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "how long an orderly stop may take")
@@ -159,6 +162,10 @@ func newPlugin(c pluginConfig, logTo io.Writer) (*plugin, error) {
 	}
 	text := c.logFormat == "text" || c.logFormat == "auto" && isTerminal(logTo)
 	p := &plugin{pluginConfig: c, log: daemon.NewLogger(logTo, text, level), version: daemon.ReadVersion(version)}
+	if c.faults {
+		p.faultSet = &fault.Set{}
+		p.log.Warn("faults can be injected over --http")
+	}
 	p.group = daemon.NewGroup(p.log, c.grace, p.steps()...)
 	return p, nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 // plugin is one process that stands between an orchestrator, or a person, and
@@ -39,6 +40,7 @@ type plugin struct {
 	registry *prometheus.Registry
 	calls    *callMetrics
 	missing  atomic.Pointer[string] // what keeps the plugin from being ready; nil: nothing
+	faultSet *fault.Set             // nil: no injection
 	http     *daemon.HTTP
 
 	client  *client.Client
@@ -57,7 +59,7 @@ func (p *plugin) steps() []daemon.Step {
 	}
 	mode := csiMode(p.mode)
 	if mode != modeController {
-		p.devices = &devices{state: p.state, node: p.node, log: p.log}
+		p.devices = &devices{state: p.state, node: p.node, log: p.log, faults: p.faultSet}
 		steps = append(steps,
 			// What this machine lacks is said now and not at the first pod.
 			daemon.Step{Name: "kernel devices", Start: p.openDevices, Stop: func(context.Context) error { return p.devices.close() }},
@@ -131,7 +133,7 @@ func (p *plugin) startHTTP(context.Context) error {
 	if p.operator == nil {
 		return nil
 	}
-	p.http = daemon.NewHTTP(daemon.HTTPConfig{Metrics: p.registry, Ready: p.readiness, Log: p.log})
+	p.http = daemon.NewHTTP(daemon.HTTPConfig{Metrics: p.registry, Ready: p.readiness, Faults: p.faultSet, Log: p.log})
 	p.http.Start(p.operator, p.group.Fail)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/daemon"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 // devices are this machine's, for one process. Several processes may have them
@@ -23,6 +24,7 @@ type devices struct {
 	state   string
 	node    string
 	log     *slog.Logger
+	faults  *fault.Set // may be nil
 	kernel  kernel.Kernel
 	manager *kernel.Manager
 	watch   *os.File // locked while this process watches
@@ -48,7 +50,7 @@ func (d *devices) open(api metapb.MetadataClient) (err error) {
 		return err
 	}
 	d.manager, err = kernel.New(kernel.Config{
-		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: kernel.TCP{}, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log,
+		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: kernel.TCP{}, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log, Faults: d.faults,
 	})
 	return err
 }
