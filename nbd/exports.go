@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -21,6 +22,15 @@ type Exports interface {
 	// List answers OPT_LIST.
 	List(ctx context.Context) ([]string, error)
 }
+
+// Client is what else Open is told of a stream's other end: the stream implements it.
+type Client interface {
+	// RemoteAddr is where the client connected from; of a UNIX socket it says nothing.
+	RemoteAddr() net.Addr
+}
+
+// RemoteAddr implements Client.
+func (c *conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
 // Observer counts requests. A Device that implements it is told of every
 // request that passed validation. Both methods are called on the request path,

@@ -16,6 +16,7 @@ import (
 // app is one run of the command line.
 type app struct {
 	out, err io.Writer
+	harden   func() []error // daemon.Harden; nil: not this process
 
 	servers string        // --server
 	output  string        // -o

@@ -65,7 +65,7 @@ func (c *child) metadata() string { return net.JoinHostPort("127.0.0.1", strconv
 func (c *child) args() []string {
 	return append([]string{
 		"server", "--node", "demo", "--rack", "demo", "--data", filepath.Join(c.dir, "data"), "--disk", c.disk(),
-		"--bootstrap", "--default-replicas", "1", "--nbd-socket", filepath.Join(c.dir, "nbd.sock"),
+		"--bootstrap", "--default-replicas", "1", "--harden=false", "--nbd-socket", filepath.Join(c.dir, "nbd.sock"),
 	}, portFlags(c.ports)...)
 }
 

@@ -35,6 +35,8 @@ type serverConfig struct {
 	extentSize int64
 	replicas   uint32
 	ioMode     string
+	harden     bool
+	devices    bool // of this host may use volumes on buffered disks
 	insecure   bool
 	faults     bool
 
@@ -69,6 +71,10 @@ func (c *serverConfig) register(f *pflag.FlagSet) {
 	f.Uint32Var(&c.replicas, "default-replicas", 3, "with --bootstrap: copies of a volume that names none")
 	f.Var(newChoice(&c.ioMode, image.Auto.String(), image.Direct.String(), image.Buffered.String()), "io-mode",
 		"how the disks' images are accessed: past the page cache (direct) or through it; auto is what suits them")
+	f.BoolVar(&c.harden, "harden", true, "prepare for memory to be short, as far as capabilities allow: stay in memory, be killed\n"+
+		"last, write back without waiting for oneself (CAP_SYS_RESOURCE, CAP_IPC_LOCK)")
+	f.BoolVar(&c.devices, "allow-local-devices", false, "let this host's own kernel use volumes here though a disk is accessed through the page\n"+
+		"cache, where write-back may wait for itself; for tests")
 	f.BoolVar(&c.insecure, "insecure", false, "listen beyond loopback, without encryption and without asking who is there")
 	f.BoolVar(&c.faults, "fault-injection", false, "let the HTTP port delay and fail operations, for tests")
 	f.Var(newChoice(&c.logLevel, "info", "debug", "warn", "error"), "log-level", "what to log")

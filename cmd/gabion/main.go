@@ -8,14 +8,23 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
+
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 // version is set by the linker: -ldflags "-X main.version=v1.2.3".
 var version string
 
+// Main stays on the first thread: what a process is told about its parent's
+// death belongs to a thread, and daemon.Harden starts the process anew.
+func init() { runtime.LockOSThread() }
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	os.Exit(newApp(os.Stdout, os.Stderr).run(ctx, os.Args[1:]))
+	a := newApp(os.Stdout, os.Stderr)
+	a.harden = daemon.Harden
+	os.Exit(a.run(ctx, os.Args[1:]))
 }

@@ -47,15 +47,31 @@ func (a *app) serverCommand() *cobra.Command {
 			if err := c.complete(); err != nil {
 				return err
 			}
+			var missing []error
+			if c.harden && a.harden != nil {
+				missing = a.harden() // may start the process anew
+			}
 			s, err := newServer(c, a.err)
 			if err != nil {
 				return err
+			}
+			if len(missing) > 0 {
+				s.log.Warn("not prepared for memory to be short: do not attach volumes as devices of this host", "err", listed(missing))
 			}
 			return s.run(ctx)
 		}),
 	}
 	c.register(cmd.Flags())
 	return cmd
+}
+
+// listed is errors on one line.
+func listed(errs []error) string {
+	var texts []string
+	for _, err := range errs {
+		texts = append(texts, err.Error())
+	}
+	return strings.Join(texts, "; ")
 }
 
 // server is one server process. Its parts are set by the steps that start them,

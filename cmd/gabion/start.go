@@ -252,7 +252,11 @@ func (s *server) held() []block.VolumeID {
 func (s *server) stopVolumes(ctx context.Context) error { return s.manager.Close(ctx) }
 
 func (s *server) startNBD(context.Context) (err error) {
-	config := nbd.Config{Exports: countedExports{s.manager, &s.traffic}, Log: s.log, Fault: s.faults}
+	var exports nbd.Exports = s.manager
+	if !s.devices {
+		exports = remoteDevices{exports, s.store.Reports}
+	}
+	config := nbd.Config{Exports: countedExports{exports, &s.traffic}, Log: s.log, Fault: s.faults}
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // GOMEMLIMIT: requests get half of it
 		config.ServerBytes = min(max(limit/2, 2*block.MaxPayload), 512<<20)
 	}
