@@ -104,15 +104,12 @@ func readStatus(ctx context.Context, c *client.Client) (statusView, error) {
 		return statusView{}, err
 	}
 	s := statusView{
-		ClusterID: r.GetClusterId(), Healthy: len(r.GetConditions()) == 0, Conditions: []conditionView{},
+		ClusterID: r.GetClusterId(), Healthy: len(r.GetConditions()) == 0, Conditions: viewAll(viewCondition, r.GetConditions()),
 		Leader: r.GetLeader(), Term: r.GetTerm(), AppliedIndex: r.GetAppliedIndex(), Voters: append([]string{}, r.GetVoters()...),
 		FeatureLevel: r.GetFeatureLevel(), ExtentSize: r.GetExtentSize(),
 		Nodes: r.GetNodes(), NodesUp: r.GetNodesUp(), Disks: r.GetDisks(), DisksOnline: r.GetDisksOnline(),
 		Volumes: r.GetVolumes(), Attachments: r.GetAttachments(),
 		Capacity: r.GetCapacity(), Used: r.GetUsed(), ProvisionedSize: r.GetProvisioned(),
-	}
-	for _, x := range r.GetConditions() {
-		s.Conditions = append(s.Conditions, conditionView{severities[x.GetSeverity()], x.GetObject(), x.GetProblem(), x.GetRemedy()})
 	}
 	return s, nil
 }

@@ -19,6 +19,8 @@ type (
 		Durability string    `json:"durability"`
 		OnFull     string    `json:"on_full"`
 		BlockSize  uint32    `json:"block_size"`
+		Rack       string    `json:"rack,omitempty"`   // access rack: of all copies; else where the first should lie
+		Format     string    `json:"format,omitempty"` // what consumers said of the file system on it: started, done
 		Version    uint64    `json:"version"`
 		CacheEpoch uint64    `json:"cache_epoch"`
 		CreatedAt  time.Time `json:"created_at,omitzero"`
@@ -29,6 +31,7 @@ type (
 		Attachments []attachmentView `json:"attachments"`
 		Primary     *primaryView     `json:"primary,omitempty"`
 		Members     []memberView     `json:"members"`
+		Conditions  []conditionView  `json:"conditions"`
 	}
 	attachmentView struct {
 		ID        string    `json:"id"`
@@ -97,6 +100,7 @@ var (
 	onFulls      = words[metapb.Policy_OnFull]{metapb.Policy_WAIT: "wait", metapb.Policy_ERROR: "error"}
 	diskStates   = words[metapb.Disk_State]{metapb.Disk_ONLINE: "online", metapb.Disk_FAILED: "failed", metapb.Disk_FULL: "full"}
 	memberStates = words[metapb.Member_State]{metapb.Member_IN: "in", metapb.Member_OUT: "out"}
+	formats      = words[metapb.Volume_Format]{metapb.Volume_STARTED: "started", metapb.Volume_DONE: "done"}
 	severities   = words[metapb.Condition_Severity]{metapb.Condition_WARNING: "warning", metapb.Condition_ERROR: "error"}
 )
 
@@ -118,6 +122,7 @@ func viewVolume(v *metapb.Volume) volumeView {
 		ID: v.GetId(), Name: v.GetName(), Size: v.GetSize(),
 		Replicas: p.GetReplicas(), Spread: spreads[p.GetSpread()], Access: accesses[p.GetAccess()],
 		Durability: durabilities[p.GetDurability()], OnFull: onFulls[p.GetOnFull()], BlockSize: p.GetBlockSize(),
+		Rack: v.GetRack(), Format: formats[v.GetFormat()],
 		Version: v.GetVersion(), CacheEpoch: v.GetCacheEpoch(), CreatedAt: unixTime(v.GetCreatedAt()),
 	}
 	if v.GetWantedSize() > v.GetSize() {
@@ -129,7 +134,7 @@ func viewVolume(v *metapb.Volume) volumeView {
 func viewDetails(r *metapb.GetVolumeResponse) volumeDetails {
 	d := volumeDetails{
 		volumeView: viewVolume(r.GetVolume()), BornExtents: r.GetBornExtents(),
-		Attachments: []attachmentView{}, Members: []memberView{},
+		Attachments: []attachmentView{}, Members: []memberView{}, Conditions: viewAll(viewCondition, r.GetConditions()),
 	}
 	for _, t := range r.GetAttachments() {
 		d.Attachments = append(d.Attachments, attachmentView{t.GetId(), t.GetNode(), t.GetReadOnly(), t.GetRevoking(), unixTime(t.GetCreatedAt())})
@@ -141,6 +146,10 @@ func viewDetails(r *metapb.GetVolumeResponse) volumeDetails {
 		d.Members = append(d.Members, memberView{m.GetDiskId(), memberStates[m.GetState()]})
 	}
 	return d
+}
+
+func viewCondition(c *metapb.Condition) conditionView {
+	return conditionView{severities[c.GetSeverity()], c.GetObject(), c.GetProblem(), c.GetRemedy()}
 }
 
 func viewNode(n *metapb.Node) nodeView {

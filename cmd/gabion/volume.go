@@ -27,6 +27,7 @@ func (a *app) volumeCreateCommand() *cobra.Command {
 	var size int64
 	var replicas, blockSize uint32
 	var spread, access, durability, onFull, grain string
+	var racks []string
 	cmd := &cobra.Command{
 		Use:   "create NAME --size SIZE",
 		Short: "Create a volume; it uses no space until it is written",
@@ -42,7 +43,7 @@ func (a *app) volumeCreateCommand() *cobra.Command {
 				return err
 			}
 			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
-				v, err := c.CreateVolume(ctx, &metapb.CreateVolumeRequest{Name: args[0], Size: size, Policy: &metapb.Policy{
+				v, err := c.CreateVolume(ctx, &metapb.CreateVolumeRequest{Name: args[0], Size: size, Racks: racks, Policy: &metapb.Policy{
 					Replicas: replicas, Spread: spreads.value(spread), Access: accesses.value(access),
 					Durability: durabilities.value(durability), OnFull: onFulls.value(onFull), BlockSize: blockSize,
 				}})
@@ -58,6 +59,8 @@ func (a *app) volumeCreateCommand() *cobra.Command {
 	f.Uint32Var(&replicas, "replicas", 0, "copies on distinct nodes; 0: the cluster's default")
 	f.Var(newOptionalChoice(&spread, "rack", "node"), "spread", "what the copies are kept apart by (default rack)")
 	f.Var(newOptionalChoice(&access, "cluster", "rack"), "access", "where it is reachable from (default cluster)")
+	f.StringSliceVar(&racks, "rack", nil, "`RACK[,...]` to be reachable from, the preferred first: with --access rack one of them has all\n"+
+		"copies, else the first copy should lie in one (default any)")
 	f.Var(newOptionalChoice(&durability, "flush", "write-through"), "durability", "when a write is durable: after a flush, or when it is acknowledged\n(default write-through for one replica, else flush)")
 	f.Var(newOptionalChoice(&onFull, "wait", "error"), "on-full", "what a write meets on full disks: it waits, or fails (default wait)")
 	f.Var(newOptionalChoice(&grain, "4096", "512"), "block-size", "block size that clients are told (default 4096)")
@@ -143,12 +146,21 @@ func showVolume(t *table, d volumeDetails) {
 	t.row("size", size)
 	t.row("policy", fmt.Sprintf("%d replica(s), spread %s, access %s, durability %s, on-full %s, block size %d",
 		d.Replicas, d.Spread, d.Access, d.Durability, d.OnFull, d.BlockSize))
+	if d.Rack != "" {
+		t.row("rack", d.Rack)
+	}
+	if d.Format != "" {
+		t.row("formatting", d.Format)
+	}
 	t.row("attached to", strings.Join(attached, ", "))
 	t.row("primary", primary)
 	t.row("born extents", fmt.Sprint(d.BornExtents))
 	t.row("version", fmt.Sprintf("%d, cache epoch %d", d.Version, d.CacheEpoch))
 	for _, m := range d.Members {
 		t.row("member", m.DiskID+" "+m.State)
+	}
+	for _, c := range d.Conditions {
+		t.row(c.Severity, c.Problem+" "+c.Remedy)
 	}
 }
 

@@ -59,7 +59,7 @@ func needs(c *metapb.Command) uint32 {
 // checkLevel refuses a command that claims a lower level than it needs.
 func checkLevel(c *metapb.Command) error {
 	if n := needs(c); c.GetLevel() < n {
-		return fmt.Errorf("%w: this needs feature level %d, and the cluster is at %d: upgrade the servers that `gabion node list` shows at a lower level",
+		return fmt.Errorf("%w: this needs feature level %d, and the cluster is at %d: upgrade the servers that `gabion node list -o json` shows at a lower feature level",
 			block.ErrUnavailable, n, c.GetLevel())
 	}
 	return nil
