@@ -3,7 +3,7 @@
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test unit interop cluster vm sim soak fuzz bench check lint generate clean
+.PHONY: help setup build demo test unit interop cluster sanity vm sim soak fuzz bench check lint generate clean
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -23,8 +23,8 @@ ROUNDS ?= 5
 BENCH  ?=
 
 # Real processes are tested by the packages of these directories; the simulator has its own target.
-PROCESSES := ./test/interop ./test/cluster
-UNITS      = $(shell $(GO) list ./... | grep -v -e /test/interop -e /test/cluster)
+PROCESSES := ./test/interop ./test/cluster ./test/sanity
+UNITS      = $(shell $(GO) list ./... | grep -v -e /test/interop -e /test/cluster -e /test/sanity)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ build: ## build bin/gabion, one static binary
 demo: build ## the guided tour: a server on loopback, a volume's whole life, a kill -9
 	@$(BINARY) demo
 
-test: setup unit interop cluster ## all tests but the long ones
+test: setup unit interop cluster sanity ## all tests but the long ones
 
 unit: ## unit tests, scripts, fuzz seeds and a short simulation, under the race detector
 	$(GO) test -race -timeout 20m $(UNITS)
@@ -48,6 +48,9 @@ interop: setup build ## foreign NBD clients against a real server
 
 cluster: setup build ## real processes: kills, full disks, strangers, memory, sizes
 	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/cluster
+
+sanity: setup build ## csi-sanity, and the CSI field cases, against a real server
+	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/sanity
 
 vm: setup ## scenarios on real kernels, in VMs: KERNEL=6.1 SCENARIO=name LONG=1
 	$(GO) run ./test/vm/run -kernel '$(KERNEL)' -scenario '$(SCENARIO)' $(if $(LONG),-long)
