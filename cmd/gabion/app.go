@@ -16,7 +16,8 @@ import (
 // app is one run of the command line.
 type app struct {
 	out, err io.Writer
-	harden   func() []error // daemon.Harden; nil: not this process
+	// daemon.Harden and HardenRunner; nil: not this process.
+	harden, hardenRunner func() []error
 
 	servers string        // --server
 	output  string        // -o

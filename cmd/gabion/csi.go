@@ -54,6 +54,7 @@ type pluginConfig struct {
 	httpHost string // of http
 	httpPort int
 	insecure bool
+	harden   bool
 	faults   bool // may be injected over --http
 
 	logLevel, logFormat string
@@ -83,6 +84,8 @@ func (c *pluginConfig) register(f *pflag.FlagSet) {
 	f.StringVar(&c.rack, "rack", "default", "`NAME` of the rack that this node is in")
 	f.StringVar(&c.state, "state", defaultState, "`DIR` for what is remembered of devices; on a file system that a reboot empties")
 	f.StringVar(&c.http, "http", "", "`HOST:PORT` of metrics and health (default none)")
+	f.BoolVar(&c.harden, "harden", true, "on a node, prepare for memory to be short, as far as capabilities allow: devices are connected\n"+
+		"again without waiting for their own write-back (CAP_SYS_RESOURCE, CAP_IPC_LOCK)")
 	f.BoolVar(&c.insecure, "insecure", false, "let --http listen beyond loopback")
 	f.BoolVar(&c.faults, "fault-injection", false, "let --http delay and fail operations, for tests")
 	f.Var(newChoice(&c.logLevel, "info", "debug", "warn", "error"), "log-level", "what to log")
@@ -148,9 +151,16 @@ func (a *app) runPlugin(ctx context.Context, c pluginConfig) error {
 	if err := c.complete(a.servers); err != nil {
 		return err
 	}
+	var missing []error
+	if c.harden && csiMode(c.mode) != modeController && a.hardenRunner != nil {
+		missing = a.hardenRunner() // may start the process anew
+	}
 	p, err := newPlugin(c, a.err)
 	if err != nil {
 		return err
+	}
+	if len(missing) > 0 {
+		p.log.Warn("not prepared for memory to be short: devices may then not be connected again", "err", listed(missing))
 	}
 	return p.run(ctx)
 }

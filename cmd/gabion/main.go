@@ -25,6 +25,6 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	a := newApp(os.Stdout, os.Stderr)
-	a.harden = daemon.Harden
+	a.harden, a.hardenRunner = daemon.Harden, daemon.HardenRunner
 	os.Exit(a.run(ctx, os.Args[1:]))
 }

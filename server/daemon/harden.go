@@ -27,18 +27,29 @@ const hardened = "GABION_HARDENED"
 //   - The kernel kills every other process first (oom_score_adj, CAP_SYS_RESOURCE).
 //   - What is in memory stays there, as it comes to be used (mlockall with
 //     MCL_ONFAULT, Linux 4.4, CAP_IPC_LOCK): an idle process stays small.
-func Harden() []error {
-	var missing []error
-	for _, part := range []struct {
-		what string
-		do   func() error
-	}{
-		{"its threads may wait for write-back through itself", flushIO},
-		{"the kernel may kill it before others", surviveOOM},
-		{"parts of it may have to be read from disk again", stayInMemory},
-	} {
-		if err := part.do(); err != nil {
-			missing = append(missing, fmt.Errorf("%s: %w", part.what, err))
+func Harden() []error { return take(ioFlusher, lastKilled, inMemory) }
+
+// HardenRunner is Harden for a process that runs tools, which may need much
+// memory: they would inherit its place among those to be killed, so it keeps the
+// ordinary one. It can be started again at any time; it must not hang.
+func HardenRunner() []error { return take(ioFlusher, inMemory) }
+
+// precaution is one part of being hard.
+type precaution struct {
+	without string // what may happen
+	take    func() error
+}
+
+var (
+	ioFlusher  = precaution{"its threads may wait for write-back through itself", flushIO}
+	lastKilled = precaution{"the kernel may kill it before others", surviveOOM}
+	inMemory   = precaution{"parts of it may have to be read from disk again", stayInMemory}
+)
+
+func take(all ...precaution) (missing []error) {
+	for _, p := range all {
+		if err := p.take(); err != nil {
+			missing = append(missing, fmt.Errorf("%s: %w", p.without, err))
 		}
 	}
 	return missing
