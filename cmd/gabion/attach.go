@@ -33,7 +33,8 @@ func (a *app) attachCommand() *cobra.Command {
 		Long: `Let one consumer use a volume, and print the NBD URI to connect to; on the
 server's own host a second line has the URI of the UNIX socket. The URI
 contains the secret token that opens the volume. Attaching again prints the
-same URI; a second consumer is refused until the first is detached.
+same URI; a second consumer is refused until the first is detached, unless both
+only read.
 
 With --device the kernel of this machine connects to the volume, and the path of
 the block device is printed; that needs root and the nbd module. "gabion attachd"
