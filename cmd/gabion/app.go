@@ -18,6 +18,7 @@ type app struct {
 	out, err io.Writer
 	// daemon.Harden and HardenRunner; nil: not this process.
 	harden, hardenRunner func() []error
+	machine              machine // where devices are
 
 	servers string        // --server
 	output  string        // -o

@@ -59,6 +59,7 @@ type pluginConfig struct {
 
 	logLevel, logFormat string
 	grace               time.Duration
+	machine             machine
 }
 
 func (a *app) csiCommand() *cobra.Command {
@@ -155,6 +156,7 @@ func (a *app) runPlugin(ctx context.Context, c pluginConfig) error {
 	if c.harden && csiMode(c.mode) != modeController && a.hardenRunner != nil {
 		missing = a.hardenRunner() // may start the process anew
 	}
+	c.machine = a.machine
 	p, err := newPlugin(c, a.err)
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func (p *plugin) steps() []daemon.Step {
 	}
 	mode := csiMode(p.mode)
 	if mode != modeController {
-		p.devices = &devices{state: p.state, node: p.node, log: p.log, faults: p.faultSet}
+		p.devices = &devices{state: p.state, node: p.node, log: p.log, faults: p.faultSet, machine: p.machine}
 		steps = append(steps,
 			// What this machine lacks is said now and not at the first pod.
 			daemon.Step{Name: "kernel devices", Start: p.openDevices, Stop: func(context.Context) error { return p.devices.close() }},
@@ -155,8 +155,10 @@ func (p *plugin) openDevices(context.Context) error {
 		return err
 	}
 	p.registry.MustRegister(p.devices.metrics())
-	_, err := p.devices.watched(true)
-	return err
+	if _, err := p.devices.watched(true); err != nil {
+		return errors.Join(err, p.devices.close())
+	}
+	return nil
 }
 
 // watchDevices ends the plugin if devices cannot be watched: the next one may.

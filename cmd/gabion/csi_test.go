@@ -35,6 +35,17 @@ type plugged struct {
 // plugIn runs a plugin until unplug; it is ready when plugIn returns.
 func plugIn(t *testing.T, c pluginConfig, servers string) *plugged {
 	t.Helper()
+	p := runPlugin(t, c, servers)
+	var err error
+	if p.conn, err = grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// runPlugin runs a plugin, or attachd, until its end is called.
+func runPlugin(t *testing.T, c pluginConfig, servers string) *plugged {
+	t.Helper()
 	p := &plugged{done: make(chan error, 1)}
 	if err := c.complete(servers); err != nil {
 		t.Fatal(err)
@@ -53,9 +64,6 @@ func plugIn(t *testing.T, c pluginConfig, servers string) *plugged {
 			t.Fatalf("the plugin ended: %v\n%s", err, p.log.String())
 		case <-time.After(time.Millisecond):
 		}
-	}
-	if p.conn, err = grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-		t.Fatal(err)
 	}
 	return p
 }

@@ -58,7 +58,7 @@ func consumerAt(state, typed string) (string, error) {
 // attachDevice attaches a volume to this machine and makes it a device. What it
 // began it takes back if it cannot be finished.
 func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.GetVolumeResponse, d *devices, readOnly bool) error {
-	d.log = a.quietLog()
+	d.log, d.machine = a.quietLog(), a.machine
 	if err := d.open(c); err != nil {
 		return err
 	}
@@ -105,10 +105,10 @@ func (a *app) detachDevice(ctx context.Context, c *client.Client, found *metapb.
 	if name, err := nodeOf(d.state); err == nil && name != "" && name != d.node {
 		return nil // another consumer than this machine
 	}
-	if has, err := hasDevice(id); err != nil || !has {
+	if has, err := a.hasDevice(id); err != nil || !has {
 		return err
 	}
-	d.log = a.quietLog()
+	d.log, d.machine = a.quietLog(), a.machine
 	if err := d.open(c); err != nil {
 		return err
 	}
@@ -117,8 +117,12 @@ func (a *app) detachDevice(ctx context.Context, c *client.Client, found *metapb.
 }
 
 // hasDevice asks the kernel only, and needs no rights.
-func hasDevice(id block.VolumeID) (bool, error) {
-	nodes, err := kernel.NewLinux().Nodes()
+func (a *app) hasDevice(id block.VolumeID) (bool, error) {
+	k := a.machine.kernel
+	if k == nil {
+		k = kernel.NewLinux()
+	}
+	nodes, err := k.Nodes()
 	if err != nil {
 		return false, err
 	}

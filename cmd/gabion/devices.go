@@ -17,6 +17,12 @@ import (
 	"github.com/gabion-storage/gabion/server/fault"
 )
 
+// machine is where devices are. Tests have one of their own.
+type machine struct {
+	kernel kernel.Kernel
+	dialer kernel.Dialer
+}
+
 // devices are this machine's, for one process. Several processes may have them
 // at a time; they agree on the node's name, because by it a device's right to
 // exist is asked for.
@@ -25,17 +31,19 @@ type devices struct {
 	node    string
 	log     *slog.Logger
 	faults  *fault.Set // may be nil
-	kernel  kernel.Kernel
+	machine            // the zero value: this one
 	manager *kernel.Manager
 	watch   *os.File // locked while this process watches
 }
 
 // open finds out whether this machine can have devices at all, and whose they are.
 func (d *devices) open(api metapb.MetadataClient) (err error) {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("%w: devices are made by root: run this as root", block.ErrPermission)
+	if d.kernel == nil {
+		if os.Geteuid() != 0 {
+			return fmt.Errorf("%w: devices are made by root: run this as root", block.ErrPermission)
+		}
+		d.machine = machine{kernel.NewLinux(), kernel.TCP{}}
 	}
-	d.kernel = kernel.NewLinux()
 	advice, err := d.kernel.Check()
 	if err != nil {
 		return err
@@ -50,7 +58,7 @@ func (d *devices) open(api metapb.MetadataClient) (err error) {
 		return err
 	}
 	d.manager, err = kernel.New(kernel.Config{
-		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: kernel.TCP{}, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log, Faults: d.faults,
+		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: d.dialer, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log, Faults: d.faults,
 	})
 	return err
 }
