@@ -159,12 +159,15 @@ func TestH74LateDuplicates(t *testing.T) {
 
 	// A publish whose caller has gone, after attach and detach by others.
 	ctx, cancel := context.WithCancel(t.Context())
-	err = hung(func(context.Context) error { return attach(ctx) }, func() {
+	left := make(chan struct{})
+	err = hung(func(context.Context) error { defer close(left); return attach(ctx) }, func() {
 		w.attach("v", "c2")
 		if _, err := w.Detach(t.Context(), &metapb.DetachRequest{Volume: byName("v"), Node: "c2"}); err != nil {
 			t.Fatal(err)
 		}
 		cancel()
+		<-left
+		w.volume("v") // what was said on the connection before this answer, the server has heard
 	})
 	if !errors.Is(err, block.ErrUnknown) {
 		t.Errorf("cancelled: %v", err)
