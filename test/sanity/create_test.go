@@ -62,7 +62,7 @@ func TestB053SizesAgree(t *testing.T) {
 		listed := r.listed()[v.GetVolumeId()].GetVolume().GetCapacityBytes()
 		c := r.connect(r.target(v.GetVolumeId(), "n1"))
 		defer c.Close()
-		if served := c.Export().Size; answered != size || listed != size || int64(served) != size {
+		if served := c.Export().Size; answered != size || listed != size || served != size {
 			t.Errorf("%s: answered %d, listed %d, served %d, not %d", when, answered, listed, served, size)
 		}
 	}
