@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ func (s *Suite) Run(ctx context.Context, scenarios []lab.Scenario) error {
 // nextGroup is the scenarios at the front that share a boot.
 func nextGroup(all []lab.Scenario) []lab.Scenario {
 	n := 1
-	for !all[0].Alone && n < len(all) && !all[n].Alone && all[n].Memory == all[0].Memory {
+	for !all[0].Alone && n < len(all) && !all[n].Alone && all[n].Memory == all[0].Memory && all[n].CPUs == all[0].CPUs {
 		n++
 	}
 	return all[:n]
@@ -81,11 +82,8 @@ func (s *Suite) boot(ctx context.Context, group []lab.Scenario, boot int) (done 
 	if s.Long {
 		words = append(words, "gabion.long=1")
 	}
-	memory := group[0].Memory
-	if memory == 0 {
-		memory = lab.DefaultMemory
-	}
-	v, err := s.Machine.Boot(ctx, memory, words...)
+	memory, cpus := cmp.Or(group[0].Memory, lab.DefaultMemory), cmp.Or(group[0].CPUs, lab.DefaultCPUs)
+	v, err := s.Machine.Boot(ctx, memory, cpus, words...)
 	if err != nil {
 		return 0, false, err
 	}

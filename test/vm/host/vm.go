@@ -23,7 +23,6 @@ type Machine struct {
 	Data    string // image that boots write and power cuts keep
 	Console string // file for the kernel's and the guest's console output
 	Append  string // more words for the kernel's command line
-	CPUs    int
 }
 
 // VM is one boot.
@@ -33,15 +32,15 @@ type VM struct {
 	exited chan struct{}
 }
 
-// Boot starts the emulator. The memory is in MiB, the words are added to the kernel's command line.
-func (m *Machine) Boot(ctx context.Context, memory int, words ...string) (*VM, error) {
+// Boot starts the emulator. The memory is in MiB; the words are added to the kernel's command line.
+func (m *Machine) Boot(ctx context.Context, memory, cpus int, words ...string) (*VM, error) {
 	cmdline := append([]string{"console=ttyS0", "loglevel=4", "panic=-1", "net.ifnames=0", "log_buf_len=8M",
 		"mitigations=off", "nokaslr", "apparmor=0", "audit=0", m.Append}, words...)
 	disk := func(file, options string) []string {
 		return []string{"-drive", "if=virtio,format=raw,file=" + file + "," + options}
 	}
 	args := []string{
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-m", fmt.Sprint(memory), "-smp", fmt.Sprint(m.CPUs),
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-m", fmt.Sprint(memory), "-smp", fmt.Sprint(cpus),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "file,id=console,append=on,path=" + m.Console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=events,signal=off", "-serial", "chardev:events",

@@ -65,7 +65,7 @@ func (t *T) ip(ns, script string) {
 // ICMP message, and a sender sees no error.
 func (n *Network) Drop() {
 	rule := func(link string) string {
-		return fmt.Sprintf("table inet cut { chain in { type filter hook input priority 0; iifname %q drop; } }", link)
+		return fmt.Sprintf("table inet cut {\nchain in {\ntype filter hook input priority 0\niifname %q drop\n}\n}", link)
 	}
 	n.t.Sh("nft", rule(nodeLink))
 	n.t.Sh("ip", "netns", "exec", storageNS, "nft", rule("n1"))

@@ -23,6 +23,7 @@ type Scenario struct {
 	Name    string        // as in `make vm SCENARIO=name`; hazards and field cases begin with their number
 	Run     func(*T)      // fails by T's methods; a panic is a failure too
 	Memory  int           // of the guest, in MiB; 0: DefaultMemory
+	CPUs    int           // of the guest; 0: DefaultCPUs
 	Timeout time.Duration // of the guest's time; 0: DefaultTimeout
 	Long    bool          // only with LONG=1
 	Alone   bool          // in a boot of its own
@@ -31,6 +32,7 @@ type Scenario struct {
 // What a scenario that says nothing gets.
 const (
 	DefaultMemory  = 1024
+	DefaultCPUs    = 2
 	DefaultTimeout = 2 * time.Minute
 )
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 )
@@ -219,7 +220,9 @@ func (v *Volume) TryStats(ctx context.Context) (*csispec.NodeGetVolumeStatsRespo
 func (v *Volume) must(what string, f func(ctx context.Context) error) {
 	ctx, cancel := v.t.call()
 	defer cancel()
+	began := time.Now()
 	v.t.Check(f(ctx), "%s of volume %s", what, v.Name)
+	v.t.Logf("%s of volume %s: %.2f s", what, v.Name, time.Since(began).Seconds())
 }
 
 // Create creates the volume.

@@ -32,7 +32,6 @@ type options struct {
 	binary   string
 	cache    string
 	append   string
-	cpus     int
 	keep     string
 	seed     uint64
 }
@@ -47,7 +46,6 @@ func main() {
 	flag.StringVar(&o.binary, "binary", os.Getenv("GABION_BINARY"), "static gabion binary to test; default: built from the tree")
 	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
-	flag.IntVar(&o.cpus, "cpus", 2, "CPUs of the guest")
 	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails, or with -v")
 	flag.Uint64Var(&o.seed, "seed", 0, "of what is random in scenarios; 0: a new one")
 	flag.Parse()
@@ -73,12 +71,7 @@ func (o *options) run(ctx context.Context) error {
 		}
 		return nil
 	}
-	cache, err := host.OpenCache(o.cache, os.Stdout)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = cache.Close() }()
-	root, err := cache.RootImage(ctx)
+	root, kernels, err := o.prepare(ctx)
 	if err != nil {
 		return err
 	}
@@ -92,11 +85,7 @@ func (o *options) run(ctx context.Context) error {
 		return err
 	}
 	var failed error
-	for series := range strings.SplitSeq(o.kernels, ",") {
-		kernel, err := cache.FetchKernel(ctx, series)
-		if err != nil {
-			return err
-		}
+	for _, kernel := range kernels {
 		machine, err := o.machine(ctx, dir, root, kernel, binaries)
 		if err != nil {
 			return err
@@ -109,6 +98,26 @@ func (o *options) run(ctx context.Context) error {
 		failed = errors.Join(failed, err)
 	}
 	return failed
+}
+
+// prepare makes sure that the cache has what the run needs. Only this has to wait for other runs.
+func (o *options) prepare(ctx context.Context) (root string, kernels []*host.Kernel, err error) {
+	cache, err := host.OpenCache(o.cache, os.Stdout)
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() { _ = cache.Close() }()
+	if root, err = cache.RootImage(ctx); err != nil {
+		return "", nil, err
+	}
+	for series := range strings.SplitSeq(o.kernels, ",") {
+		k, err := cache.FetchKernel(ctx, series)
+		if err != nil {
+			return "", nil, err
+		}
+		kernels = append(kernels, k)
+	}
+	return root, kernels, nil
 }
 
 // choose are the scenarios that were asked for.
@@ -129,7 +138,7 @@ func (o *options) choose() ([]lab.Scenario, error) {
 	return chosen, nil
 }
 
-// build makes the static binaries of the guest: its first process, the agent, and gabion.
+// build makes the static binaries of the guest: its first process, the agent, gabion, and csi-sanity's suite.
 func (o *options) build(ctx context.Context, dir string) ([]string, error) {
 	_, file, _, _ := runtime.Caller(0)
 	tree := filepath.Join(filepath.Dir(file), "..", "..", "..")
@@ -141,15 +150,21 @@ func (o *options) build(ctx context.Context, dir string) ([]string, error) {
 	} else if err := os.Symlink(o.binary, gabion); err != nil {
 		return nil, err
 	}
+	suite := filepath.Join(dir, "sanity")
+	wanted[suite] = "./test/sanity"
 	for out, pkg := range wanted {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, pkg)
+		verb := []string{"build"}
+		if out == suite {
+			verb = []string{"test", "-c"}
+		}
+		cmd := exec.CommandContext(ctx, "go", append(verb, "-trimpath", "-ldflags=-s -w", "-o", out, pkg)...)
 		cmd.Dir, cmd.Stderr = tree, os.Stderr
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=amd64")
 		if err := cmd.Run(); err != nil {
 			return nil, fmt.Errorf("building %s: %w", pkg, err)
 		}
 	}
-	return []string{initial, agent, gabion}, nil
+	return []string{initial, agent, gabion, suite}, nil
 }
 
 // machine lays out the disks of one kernel's run.
@@ -157,7 +172,7 @@ func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel,
 	at := func(name string) string { return filepath.Join(dir, k.Release+"-"+name) }
 	m := &host.Machine{
 		Kernel: k, Root: root, Payload: at("payload.img"), Initrd: at("initrd"), Data: at("data.img"), Console: at("console.log"),
-		Append: o.append, CPUs: o.cpus,
+		Append: o.append,
 	}
 	if err := host.WritePayload(ctx, m.Payload, k, binaries...); err != nil {
 		return nil, err
