@@ -136,8 +136,13 @@ func (l *Linux) Writable(point string) error {
 	return fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
 }
 
-// Usage asks a mounted file system how full it is. It may wait for ever.
+// Usage asks a mounted file system how full it is. One that was shut down by an
+// error is ErrIO. It may wait for ever.
 func (l *Linux) Usage(point string) (Usage, error) {
+	// XFS goes on to say how full it is; but that it was shut down it tells who looks at its root.
+	if _, err := os.Lstat(point); err != nil {
+		return Usage{}, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+	}
 	var s unix.Statfs_t
 	for {
 		err := unix.Statfs(point, &s)

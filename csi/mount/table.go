@@ -23,7 +23,7 @@ type Entry struct {
 	Type          string // of the file system
 	Source        string // what somebody called the device: told to people, never compared
 	ReadOnly      bool   // of this mount
-	SuperReadOnly bool   // of the file system as a whole
+	SuperReadOnly bool   // of the file system as a whole, also after an error
 }
 
 // deleted is what the kernel appends to the root of a mount whose file is gone.
@@ -95,7 +95,7 @@ func entry(i *mountinfo.Info) Entry {
 		Number: Number{Major: uint32(i.Major), Minor: uint32(i.Minor)},
 		Root:   i.Root, Point: i.Mountpoint, Type: i.FSType, Source: i.Source,
 		ReadOnly:      slices.Contains(strings.Split(i.Options, ","), "ro"),
-		SuperReadOnly: slices.Contains(strings.Split(i.VFSOptions, ","), "ro"),
+		SuperReadOnly: slices.ContainsFunc(strings.Split(i.VFSOptions, ","), takesNone),
 	}
 	// Device nodes are in file systems that live in memory: to look there never waits.
 	if e.Root != "/" && (e.Type == "devtmpfs" || e.Type == "tmpfs") {
@@ -105,6 +105,12 @@ func entry(i *mountinfo.Info) Entry {
 		}
 	}
 	return e
+}
+
+// takesNone reports whether an option says that a file system takes no changes.
+// ext4 of newer kernels stays "rw" after an error and says it in words of its own.
+func takesNone(option string) bool {
+	return option == "ro" || option == "emergency_ro" || option == "shutdown"
 }
 
 func number(dev uint64) Number { return Number{Major: unix.Major(dev), Minor: unix.Minor(dev)} }

@@ -110,6 +110,22 @@ func TestB066AccessModes(t *testing.T) {
 	}
 }
 
+// The volume context names the file system where the capability does not.
+func TestFileSystemOfTheContext(t *testing.T) {
+	r := newRig(t)
+	s := r.use(r.vols.Add(GiB))
+	s.volume = map[string]string{driver.FSTypeKey: "xfs", "other": "thing"}
+	r.must(r.stage(s))
+	r.must(r.publish(s, r.target("t")))
+	if e, _ := r.host.Table().At(r.target("t")); e.Type != "xfs" {
+		t.Fatalf("%+v", e)
+	}
+	s.fs = "ext4"
+	r.refused(r.stage(s), block.ErrExists, "xfs", "ext4")
+	s.fs, s.volume = "", map[string]string{driver.FSTypeKey: "zfs"}
+	r.refused(r.stage(s), block.ErrInvalid, "zfs")
+}
+
 // B154: once means one node, unless the mode says one pod.
 func TestB154TwoPodsOneNode(t *testing.T) {
 	for _, raw := range []bool{false, true} {

@@ -103,6 +103,7 @@ type spec struct {
 	staging  string
 	readOnly bool              // of publish
 	context  map[string]string // of publish; nil: of the present attachment
+	volume   map[string]string // context of the volume
 }
 
 const (
@@ -145,7 +146,7 @@ func (r *rig) stage(s spec) error { return r.stageWithin(context.Background(), s
 
 func (r *rig) stageWithin(ctx context.Context, s spec) error {
 	_, err := r.svc.NodeStageVolume(ctx, &csispec.NodeStageVolumeRequest{
-		VolumeId: s.id.String(), PublishContext: r.published(s), StagingTargetPath: s.staging, VolumeCapability: s.capability(),
+		VolumeId: s.id.String(), PublishContext: r.published(s), StagingTargetPath: s.staging, VolumeCapability: s.capability(), VolumeContext: s.volume,
 	})
 	return err
 }
@@ -158,7 +159,7 @@ func (r *rig) unstage(s spec) error {
 func (r *rig) publish(s spec, target string) error {
 	_, err := r.svc.NodePublishVolume(context.Background(), &csispec.NodePublishVolumeRequest{
 		VolumeId: s.id.String(), PublishContext: r.published(s), StagingTargetPath: s.staging, TargetPath: target,
-		VolumeCapability: s.capability(), Readonly: s.readOnly,
+		VolumeCapability: s.capability(), Readonly: s.readOnly, VolumeContext: s.volume,
 	})
 	return err
 }
