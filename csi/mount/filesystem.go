@@ -140,8 +140,10 @@ func (l *Linux) Writable(point string) error {
 // error is ErrIO. It may wait for ever.
 func (l *Linux) Usage(point string) (Usage, error) {
 	// XFS goes on to say how full it is; but that it was shut down it tells who looks at its root.
-	if _, err := os.Lstat(point); err != nil {
-		return Usage{}, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+	if _, err := os.Lstat(point); errors.Is(err, unix.EIO) {
+		return Usage{}, fmt.Errorf("%w: the file system at %s was shut down by an error", block.ErrIO, point)
+	} else if err != nil {
+		return Usage{}, fmt.Errorf("%w: %w", block.ErrIO, err)
 	}
 	var s unix.Statfs_t
 	for {
