@@ -58,5 +58,5 @@ func condition(c kernel.Condition) node.Condition {
 	case kernel.Zombie:
 		return node.Condition{State: node.Failed, Reason: "StillOpen", Message: c.Reason}
 	}
-	return node.Condition{State: node.Failed, Reason: "Refused", Message: c.Reason}
+	return node.Condition{State: node.Failed, Reason: "Refused", Message: c.Reason, Lost: c.Lost()}
 }

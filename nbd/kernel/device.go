@@ -86,3 +86,7 @@ type Condition struct {
 	Reason string    // empty if connected
 	Since  time.Time // of this health, as far as this process knows
 }
+
+// Lost reports whether the device was refused because data was lost that was
+// acknowledged and not flushed.
+func (c Condition) Lost() bool { return c.Health == Refused && c.Reason == lostReason }

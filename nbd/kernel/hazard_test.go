@@ -319,7 +319,7 @@ func TestH86CacheEpoch(t *testing.T) {
 			if err := <-r.f.Start(old.Index); !errors.Is(err, block.ErrIO) {
 				t.Errorf("a request to the old device: %v", err)
 			}
-			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "not flushed") {
+			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !c.Lost() || !strings.Contains(c.Reason, "not flushed") {
 				t.Errorf("Condition: %+v, %v", c, err)
 			}
 			r.md.Away(false, false)
