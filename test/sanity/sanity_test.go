@@ -25,6 +25,9 @@ var notYet = []string{
 // variant tells a process of this test which suite to run; the suite can run once in a process.
 const variant = "GABION_SANITY"
 
+// endpoint is the socket of a driver that runs already, with nothing faked, for a suite against that one.
+const endpoint = "GABION_SANITY_ENDPOINT"
+
 // TestSanity is csi-sanity, for mounted volumes and for raw ones, these with every parameter.
 func TestSanity(t *testing.T) {
 	if access := os.Getenv(variant); access != "" {
@@ -49,11 +52,15 @@ func TestSanity(t *testing.T) {
 }
 
 func suite(t *testing.T, access string) {
-	r := newRig(t)
+	address, dir := os.Getenv(endpoint), t.TempDir()
+	if address == "" {
+		r := newRig(t)
+		address, dir = "unix:"+r.socket, r.dir
+	}
 	config := csitest.NewTestConfig()
-	config.Address = "unix:" + r.socket
-	config.TargetPath = filepath.Join(r.dir, "target")
-	config.StagingPath = filepath.Join(r.dir, "staging")
+	config.Address = address
+	config.TargetPath = filepath.Join(dir, "target")
+	config.StagingPath = filepath.Join(dir, "staging")
 	config.RemoveTargetPath = os.RemoveAll
 	config.TestVolumeAccessType = access
 	config.TestNodeVolumeAttachLimit = true

@@ -41,6 +41,9 @@ func main() {
 		}
 		outcome := lab.RunScenario(all[i], plan, events)
 		events.Send(lab.Event{Kind: outcome, Scenario: name})
+		if outcome == lab.Cut {
+			_ = unix.Pause() // until the host cuts the power: nothing is synced
+		}
 		if outcome != lab.Passed {
 			break
 		}
