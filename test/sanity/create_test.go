@@ -360,10 +360,11 @@ func (r *rig) capacity(in *csispec.GetCapacityRequest) *csispec.GetCapacityRespo
 func TestB138B139Capacity(t *testing.T) {
 	r := newRig(t)
 	all, here := &csispec.GetCapacityRequest{}, &csispec.GetCapacityRequest{AccessibleTopology: racks("r1")[0]}
-	nowhere := &csispec.GetCapacityRequest{AccessibleTopology: racks("r9")[0], Parameters: map[string]string{"access": "rack"}}
+	nowhere := &csispec.GetCapacityRequest{AccessibleTopology: racks("r2")[0], Parameters: map[string]string{"access": "rack"}}
+	anywhere := &csispec.GetCapacityRequest{AccessibleTopology: racks("r2")[0]} // consumers only: their volumes lie elsewhere
 	before := r.capacity(all).GetAvailableCapacity()
-	if before == 0 || r.capacity(here).GetAvailableCapacity() != before || r.capacity(nowhere).GetAvailableCapacity() != 0 {
-		t.Errorf("cell %v, r1 %v, r9 %v", r.capacity(all), r.capacity(here), r.capacity(nowhere))
+	if before == 0 || r.capacity(here).GetAvailableCapacity() != before || r.capacity(anywhere).GetAvailableCapacity() != before || r.capacity(nowhere).GetAvailableCapacity() != 0 {
+		t.Errorf("cell %v, r1 %v, r2 %v, pinned to r2 %v", r.capacity(all), r.capacity(here), r.capacity(anywhere), r.capacity(nowhere))
 	}
 	v := r.create(wish("one", 10*gib))
 	if got := r.capacity(all).GetAvailableCapacity(); got != before-10*gib {

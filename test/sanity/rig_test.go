@@ -59,7 +59,7 @@ type rig struct {
 	node       csispec.NodeClient
 }
 
-// newRig starts both; nodes are made known, the first of them being the driver's own.
+// newRig starts both, the server alone in rack r1; three nodes are made known, of which n1 is the driver's own and n3 is in r2.
 func newRig(t *testing.T, flags ...string) *rig {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -76,9 +76,8 @@ func newRig(t *testing.T, flags ...string) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.api.Close() })
-	for i := range 3 {
-		name := fmt.Sprintf("n%d", i+1)
-		if _, err := r.api.RegisterConsumer(t.Context(), &metapb.Consumer{Name: name, Rack: "r1", MaxVolumes: node.MaxVolumes}); err != nil {
+	for name, rack := range map[string]string{"n1": "r1", "n2": "r1", "n3": "r2"} {
+		if _, err := r.api.RegisterConsumer(t.Context(), &metapb.Consumer{Name: name, Rack: rack, MaxVolumes: node.MaxVolumes}); err != nil {
 			t.Fatal(err)
 		}
 	}
