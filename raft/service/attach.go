@@ -21,8 +21,11 @@ const attempts = 8
 
 // Attach implements the API. The attachment is made only at the version of the
 // volume at which it was seen to be free, so that a call that hung in between
-// undoes nothing that came after.
+// undoes nothing that came after. Nor does it begin in the last moment before the
+// caller's deadline: here the caller might seem to wait when it does no more.
 func (s *Service) Attach(ctx context.Context, in *metapb.AttachRequest) (*metapb.AttachResponse, error) {
+	ctx, cancel := s.pending(ctx)
+	defer cancel()
 	v, err := s.cluster(ctx)
 	if err != nil {
 		return nil, err

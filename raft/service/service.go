@@ -263,13 +263,6 @@ func (s *Service) pending(ctx context.Context) (context.Context, context.CancelF
 	}
 	left := time.Until(deadline)
 	ctx, cancel := context.WithTimeout(ctx, left-min(left/5, 500*time.Millisecond))
-	stop := make(chan struct{})
-	s.wait.Go(func() {
-		select {
-		case <-s.quit:
-			cancel()
-		case <-stop:
-		}
-	})
-	return ctx, sync.OnceFunc(func() { close(stop); cancel() })
+	stop := context.AfterFunc(s.life, cancel)
+	return ctx, func() { stop(); cancel() }
 }

@@ -167,7 +167,7 @@ func TestB151AttachAfterItsCallerLeft(t *testing.T) {
 				w := newWorld(t)
 				w.register("n1", disk(1, 100*gib))
 				v := w.create("v", gib)
-				if err := w.faults.Arm(fault.Rule{Point: point, Hold: true, Count: 1}); err != nil {
+				if err := w.faults.Arm(fault.Rule{Point: point, Hold: true}); err != nil { // also what the client tries again
 					t.Fatal(err)
 				}
 				ctx, cancel := contextFor(t, 200*time.Millisecond)
