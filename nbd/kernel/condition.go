@@ -44,6 +44,12 @@ func (c *conditions) moved(r *record) {
 	})
 }
 
+// silent reports whether the watch has found so.
+func (c *conditions) silent(r *record) (yes bool) {
+	c.with(r.Backend(), func(m *memory) { yes = m.silent })
+	return yes
+}
+
 // prune forgets devices that are no more.
 func (c *conditions) prune(there map[string]bool) {
 	c.mu.Lock()

@@ -46,6 +46,7 @@ func (m *Manager) connect(ctx context.Context, r *record, readOnly bool) error {
 	if err := m.cfg.Kernel.Tune(r.Index); err != nil {
 		m.cfg.Log.Warn("a device keeps small requests", "volume_id", r.Volume, "device", r.path(), "err", err)
 	}
+	m.deaths.note(-1) // the watch sees that there is another
 	m.cfg.Log.Info("attached", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "size", r.Size)
 	return nil
 }

@@ -142,15 +142,24 @@ type answer struct {
 
 const (
 	inquiryTimeout = 5 * time.Second
-	inquiryPatient = 300 * time.Millisecond // for who can go on without the answer
-	inquiryFirst   = 100 * time.Millisecond // before the first try, which may go where the volume was
+	inquiryGlance  = 100 * time.Millisecond
 
-	inquiryPauseFirst = time.Second // between one answer and the next question; it doubles
+	inquiryPauseFirst = 200 * time.Millisecond // between one answer and the next question; it doubles
 	inquiryPauseLast  = 30 * time.Second
 )
 
+var errNoAnswer = fmt.Errorf("%w: the metadata service has not answered yet", block.ErrUnavailable)
+
 // errAsked: metadata has answered a moment ago, and said nothing that helps.
 var errAsked = fmt.Errorf("%w: the metadata service was asked a moment ago", block.ErrUnavailable)
+
+// glance is get for who can go on without the answer: it waits, a little, only for a question that it asks itself.
+func (q *inquiry) glance(ctx context.Context) (Attachment, error) {
+	if q.answer != nil {
+		return q.get(ctx, 0)
+	}
+	return q.get(ctx, inquiryGlance)
+}
 
 // get waits at most for patience. ErrUnavailable: no answer yet; the question
 // stands. While a trouble lasts it is asked less and less often.
@@ -170,6 +179,9 @@ func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, 
 	}
 	t := time.NewTimer(patience)
 	defer t.Stop()
+	if patience == 0 && len(q.answer) == 0 {
+		return Attachment{}, errNoAnswer
+	}
 	select {
 	case a := <-q.answer:
 		q.answer = nil
@@ -179,5 +191,5 @@ func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, 
 	case <-t.C:
 	case <-ctx.Done():
 	}
-	return Attachment{}, fmt.Errorf("%w: the metadata service has not answered yet", block.ErrUnavailable)
+	return Attachment{}, errNoAnswer
 }

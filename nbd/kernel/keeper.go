@@ -34,7 +34,11 @@ func (k *keeper) run(ctx context.Context) {
 
 // tell logs a trouble when it is new, and from time to time.
 func (k *keeper) tell(ctx context.Context, err error) {
-	if ctx.Err() != nil || errors.Is(err, context.Canceled) || err.Error() == k.told && time.Since(k.toldAt) < tellAgain {
+	quiet := tellOther
+	if err.Error() == k.told {
+		quiet = tellAgain
+	}
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) || k.told != "" && time.Since(k.toldAt) < quiet {
 		return
 	}
 	k.told, k.toldAt = err.Error(), time.Now()
@@ -91,7 +95,7 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 	silent := false
 	m.conditions.with(d.Backend, func(c *memory) { silent, c.silent = c.silent, false })
 	if silent || !m.alive(r) {
-		a, err := k.inquiry.get(ctx, inquiryFirst)
+		a, err := k.inquiry.glance(ctx)
 		if reason := r.verdict(a, err); reason != "" {
 			return k.refuse(ctx, d, reason)
 		}
@@ -214,11 +218,11 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 	if !errors.Is(failure, errSilent) {
 		k.inquiry.pause = 0 // the volume may be elsewhere the next moment; a silent server may just be waiting for space
 	}
-	patience := inquiryPatient
-	if errors.Is(failure, errNoAccess) || d.rec.Token == "" {
-		patience = inquiryTimeout // metadata knows why
+	ask := k.inquiry.glance
+	if errors.Is(failure, errNoAccess) || d.rec.Token == "" { // metadata knows why
+		ask = func(ctx context.Context) (Attachment, error) { return k.inquiry.get(ctx, inquiryTimeout) }
 	}
-	a, err := k.inquiry.get(ctx, patience)
+	a, err := ask(ctx)
 	if reason := d.rec.verdict(a, err); reason != "" {
 		return k.refuse(ctx, d, reason)
 	}

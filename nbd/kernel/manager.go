@@ -238,7 +238,7 @@ func insist(ctx context.Context, step func() error) error {
 
 const (
 	backoffFirst = 50 * time.Millisecond
-	backoffLast  = 700 * time.Millisecond
+	backoffLast  = 500 * time.Millisecond
 )
 
 // backoff is the time between tries.

@@ -280,7 +280,7 @@ func TestB037AttachAndDetachAtOnce(t *testing.T) {
 		for range 9 {
 			v := r.volume()
 			wg.Go(func() {
-				for range 200 {
+				for range 100 {
 					d, err := m.Attach(ctx, v.Volume, false)
 					if err != nil || d.Volume != v.Volume {
 						t.Errorf("Attach: %+v, %v", d, err)

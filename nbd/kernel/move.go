@@ -49,6 +49,7 @@ func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
 		return err
 	}
 	m.conditions.moved(r)
+	m.deaths.note(-1)
 	m.cfg.Log.Info("connected anew", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "session", r.Session)
 	return nil
 }

@@ -95,7 +95,7 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 			}
 			return nil
 		}
-		if pause(ctx, answerLook) != nil {
+		if m.conditions.silent(r) || pause(ctx, answerLook) != nil {
 			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)
 		}
 	}

@@ -180,34 +180,47 @@ func (r *rig) fork() {
 
 // load sends requests to a device, one after the other, and measures.
 type load struct {
-	stop    chan struct{}
-	done    chan struct{}
+	stop, done chan struct{}
+
+	mu      sync.Mutex
 	longest time.Duration
 	failed  error
 	count   int
 }
 
-func (r *rig) load(index int) *load {
+func (r *rig) load(index int) *load { return r.slowLoad(index, 10*time.Millisecond) }
+
+// slowLoad makes a pause between requests, for tests of long times.
+func (r *rig) slowLoad(index int, every time.Duration) *load {
 	l := &load{stop: make(chan struct{}), done: make(chan struct{})}
 	go func() {
 		defer close(l.done)
-		for {
-			begin := time.Now()
-			err := <-r.f.Start(index)
-			l.longest = max(l.longest, time.Since(begin))
-			l.count++
-			if err != nil {
-				l.failed = err
-				return
-			}
+		for l.request(r, index) == nil {
 			select {
 			case <-l.stop:
 				return
-			case <-time.After(10 * time.Millisecond):
+			case <-time.After(every):
 			}
 		}
 	}()
 	return l
+}
+
+func (l *load) request(r *rig, index int) error {
+	begin := time.Now()
+	err := <-r.f.Start(index)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.longest, l.failed = max(l.longest, time.Since(begin)), err
+	l.count++
+	return err
+}
+
+// stall is the longest request until now.
+func (l *load) stall() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.longest
 }
 
 // end stops the load and checks that nothing failed and that nothing took longer than most.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,41 +90,38 @@ func (m *Manager) openAt(ctx context.Context, r *record, address string) (*sessi
 	}
 }
 
-// dialSession opens the connections of one session number.
+// dialSession opens the connections of one session number, all at once.
 func (m *Manager) dialSession(ctx context.Context, r *record, address string) (*session, error) {
 	target := client.Target{Network: "tcp", Address: address, Export: r.export()}
-	first, export, err := m.cfg.Dialer.Dial(ctx, target)
-	if err != nil {
-		return nil, err
-	}
-	s := &session{sockets: []Socket{first}, export: export, server: address}
-	if err := r.suits(export); err != nil {
-		s.close()
-		return nil, fmt.Errorf("%s: %w", target, err)
-	}
-	more := make([]Socket, r.Connections-1)
-	errs := make([]error, len(more))
+	sockets := make([]Socket, r.Connections)
+	exports := make([]client.Export, r.Connections)
+	errs := make([]error, r.Connections)
 	var wg sync.WaitGroup
-	for i := range more {
-		wg.Go(func() {
-			var e client.Export
-			more[i], e, errs[i] = m.cfg.Dialer.Dial(ctx, target)
-			if errs[i] == nil && e != export {
-				errs[i] = fmt.Errorf("%s: %w: it describes one export in two ways", target, block.ErrCorrupt)
-			}
-		})
+	for i := range sockets {
+		wg.Go(func() { sockets[i], exports[i], errs[i] = m.cfg.Dialer.Dial(ctx, target) })
 	}
 	wg.Wait()
-	for _, k := range more {
-		if k != nil {
-			s.sockets = append(s.sockets, k)
-		}
+	s := &session{sockets: slices.DeleteFunc(sockets, func(k Socket) bool { return k == nil }), export: exports[0], server: address}
+	err := firstError(errs)
+	if err == nil {
+		err = r.suits(exports)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// firstError is the one that says most: what is for good, else the first.
+func firstError(errs []error) error {
+	i := max(0, slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, block.ErrCacheLost) }))
+	for _, err := range errs[i:] {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // export is the name that opens the record's newest session.
@@ -140,10 +138,14 @@ const (
 	knownFlags = neededFlags | wire.TransReadOnly | wire.TransTrim | wire.TransWriteZeroes
 )
 
-// suits tells whether an export can be, or go on as, the record's device. A
-// device learns of nothing but a larger size, and of that only by Resize.
-func (r *record) suits(e client.Export) error {
+// suits tells whether an export, as each connection was told of it, can be, or go
+// on as, the record's device. A device learns of nothing but a larger size, and
+// of that only by Resize.
+func (r *record) suits(told []client.Export) error {
+	e := told[0]
 	switch {
+	case slices.ContainsFunc(told, func(o client.Export) bool { return o != e }):
+		return fmt.Errorf("%w: the server describes volume %s in several ways", block.ErrCorrupt, r.Volume)
 	case e.Flags&neededFlags != neededFlags:
 		return fmt.Errorf("%w: the export's flags %#x lack some of %#x (flush, FUA, multi-conn)", block.ErrUnsupported, e.Flags, neededFlags)
 	case e.MinBlock > r.BlockSize || e.Size%r.BlockSize != 0:

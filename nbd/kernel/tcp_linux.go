@@ -75,7 +75,7 @@ func (s *tcpSocket) awaitGreeting() error {
 		err = s.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
-		return fmt.Errorf("%w: the server accepts and does not greet: %w", block.ErrUnavailable, err)
+		return fmt.Errorf("%w: the server at %v accepts and does not greet", block.ErrUnavailable, s.RemoteAddr())
 	}
 	return nil
 }

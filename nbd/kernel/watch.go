@@ -13,9 +13,10 @@ import (
 const (
 	pulseEvery = 250 * time.Millisecond
 	scanEvery  = 2 * time.Second
-	lookEvery  = time.Minute // at metadata, for each device; a third more or less
-	maxLooks   = 8           // at one time
-	tellAgain  = time.Minute // of a trouble that has not changed
+	lookEvery  = time.Minute      // at metadata, for each device; a third more or less
+	maxLooks   = 8                // at one time
+	tellAgain  = time.Minute      // of a trouble that has not changed
+	tellOther  = 10 * time.Second // of one that has
 )
 
 // Run keeps the devices connected until ctx ends: it adopts those it finds, also
