@@ -807,7 +807,7 @@ func (x *Endpoint) GetNbdSocket() string {
 type DetachRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                                     // empty: all nodes
 	AttachmentId  string                 `protobuf:"bytes,3,opt,name=attachment_id,json=attachmentId,proto3" json:"attachment_id,omitempty"` // if set, only this attachment: a repeat cannot meet a newer one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1531,7 +1531,7 @@ func (x *Condition) GetRemedy() string {
 
 type GetCapacityRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rack          string                 `protobuf:"bytes,1,opt,name=rack,proto3" json:"rack,omitempty"`          // empty: the cell
+	Rack          string                 `protobuf:"bytes,1,opt,name=rack,proto3" json:"rack,omitempty"`          // that the volume is to be reachable from; empty: the cell. Without a policy: where all copies are to lie
 	Replicas      uint32                 `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"` // 0: the cluster's default
 	Policy        *Policy                `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`      // if set, in place of replicas: the policy that the volume is to have
 	unknownFields protoimpl.UnknownFields

@@ -64,7 +64,8 @@ type MetadataClient interface {
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// Delete of an absent volume succeeds. Refused while attached.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
-	// Attach gives one consumer the right to connect; idempotent by (volume, node).
+	// Attach gives one consumer the right to connect; idempotent by (volume, node). Refused while another node has the volume,
+	// unless all only read it, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
@@ -75,7 +76,7 @@ type MetadataClient interface {
 	SetFormat(ctx context.Context, in *SetFormatRequest, opts ...grpc.CallOption) (*Volume, error)
 	// RegisterConsumer makes a node known as one that volumes can be published to. Repeated at every start; changes only what differs.
 	RegisterConsumer(ctx context.Context, in *Consumer, opts ...grpc.CallOption) (*RegisterConsumerResponse, error)
-	// GetConsumer: NOT_FOUND if the name was never registered.
+	// GetConsumer: NOT_FOUND if the name was never registered. max_volumes is filled in.
 	GetConsumer(ctx context.Context, in *GetConsumerRequest, opts ...grpc.CallOption) (*Consumer, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	ListDisks(ctx context.Context, in *ListDisksRequest, opts ...grpc.CallOption) (*ListDisksResponse, error)
@@ -376,7 +377,8 @@ type MetadataServer interface {
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*Volume, error)
 	// Delete of an absent volume succeeds. Refused while attached.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
-	// Attach gives one consumer the right to connect; idempotent by (volume, node).
+	// Attach gives one consumer the right to connect; idempotent by (volume, node). Refused while another node has the volume,
+	// unless all only read it, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
@@ -387,7 +389,7 @@ type MetadataServer interface {
 	SetFormat(context.Context, *SetFormatRequest) (*Volume, error)
 	// RegisterConsumer makes a node known as one that volumes can be published to. Repeated at every start; changes only what differs.
 	RegisterConsumer(context.Context, *Consumer) (*RegisterConsumerResponse, error)
-	// GetConsumer: NOT_FOUND if the name was never registered.
+	// GetConsumer: NOT_FOUND if the name was never registered. max_volumes is filled in.
 	GetConsumer(context.Context, *GetConsumerRequest) (*Consumer, error)
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	ListDisks(context.Context, *ListDisksRequest) (*ListDisksResponse, error)
