@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-// maxTries is how many indexes are tried that others take meanwhile.
-const maxTries = 64
+const (
+	maxTries     = 64          // indexes that others take meanwhile
+	openPatience = time.Second // for who has a new device open
+	openPause    = 20 * time.Millisecond
+)
 
 // connect makes a device. If it fails there is none in the end, and no record, or
 // both can be found by the next call.
@@ -60,7 +64,7 @@ func (m *Manager) take(ctx context.Context, r *record, s *session, flags uint16)
 			return err
 		}
 		from, r.Index = index+1, index
-		err = m.takeAt(ctx, r, s, flags)
+		err = m.takePatiently(ctx, r, s, flags)
 		m.release(index)
 		if !errors.Is(err, block.ErrInUse) {
 			return err
@@ -71,6 +75,21 @@ func (m *Manager) take(ctx context.Context, r *record, s *session, flags uint16)
 		}
 	}
 	return fmt.Errorf("%w: no nbd device is free, the last one tried: %v", block.ErrUnavailable, refusal)
+}
+
+// takePatiently connects at an index that had no device. The driver makes the
+// device first, and a device manager that looks at what is new may have it open
+// just then, which refuses the call: given up, a device would stay that nobody uses.
+func (m *Manager) takePatiently(ctx context.Context, r *record, s *session, flags uint16) error {
+	for end := time.Now().Add(openPatience); ; {
+		err := m.takeAt(ctx, r, s, flags)
+		if !errors.Is(err, block.ErrInUse) || time.Now().After(end) {
+			return err
+		}
+		if n, nodeErr := m.cfg.Kernel.Node(r.Index); nodeErr != nil || n.Configured || pause(ctx, openPause) != nil {
+			return err
+		}
+	}
 }
 
 func (m *Manager) takeAt(ctx context.Context, r *record, s *session, flags uint16) error {

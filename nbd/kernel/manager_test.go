@@ -207,6 +207,23 @@ func TestB039OthersTakeNumbers(t *testing.T) {
 	})
 }
 
+// B039: a device manager that looks at a new device, while it is being connected, costs no index and leaves nothing.
+func TestB039NewDeviceIsOpenForAMoment(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		r.f.Curious = 3
+		v := r.volume()
+		if d := r.attach(m, v); d.Index != 0 {
+			t.Errorf("took %s", d.Path)
+		}
+		r.detach(m, v)
+		if nodes, err := r.f.Nodes(); err != nil || len(nodes) > 0 {
+			t.Errorf("left: %v, %v", nodes, err)
+		}
+	})
+}
+
 // A device of Gabion's that neither a record nor metadata knows may be another cluster's.
 func TestUnknownDeviceIsLeftAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

@@ -28,6 +28,9 @@ type Fake struct {
 	NoFreeze bool
 	// Busy is a machine on which every index is taken.
 	Busy bool
+	// Curious is a device manager that has a new device's node open just when it is to be connected,
+	// so many times; it lets go in a moment.
+	Curious int
 	// NoBackend is a kernel that is older than backend identifiers.
 	NoBackend bool
 
@@ -78,6 +81,7 @@ type device struct {
 	slots        []*slot
 	disconnected bool // a zombie, or another's
 	foreign      bool
+	blank        bool // made and not connected
 	frozen       bool
 	inflight     int
 	served       int
@@ -149,7 +153,12 @@ func (f *Fake) Connect(c kernel.Connect) error {
 	defer f.enter("connect")()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.Busy || f.devices[c.Index] != nil || time.Since(f.goneAt[c.Index]) < goingDown {
+	if d := f.devices[c.Index]; f.Busy || d != nil && !d.blank || time.Since(f.goneAt[c.Index]) < goingDown {
+		return fmt.Errorf("%w: nbd%d", block.ErrInUse, c.Index)
+	}
+	if f.Curious > 0 {
+		f.Curious--
+		f.devices[c.Index] = &device{Connect: kernel.Connect{Index: c.Index}, blank: true}
 		return fmt.Errorf("%w: nbd%d", block.ErrInUse, c.Index)
 	}
 	if len(c.Sockets) > 1 && c.Flags&0x100 == 0 || c.Size <= 0 || len(c.Backend) >= 200 {
@@ -377,7 +386,7 @@ func (f *Fake) InFlight(index int) int {
 
 func (d *device) node() kernel.Node {
 	return kernel.Node{
-		Index: d.Index, Backend: d.Backend, Configured: true, Size: d.Size, BlockSize: d.BlockSize,
+		Index: d.Index, Backend: d.Backend, Configured: !d.blank, Size: d.Size, BlockSize: d.BlockSize,
 		ReadOnly: d.Flags&wire.TransReadOnly != 0, Major: nbdMajor, Minor: uint32(d.Index),
 		InFlight: d.inflight, Queues: len(d.slots),
 	}
