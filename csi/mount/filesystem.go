@@ -38,8 +38,11 @@ func (l *Linux) Format(f Format) error {
 
 func formatExt4(blank bool, mkfs func(string, ...string) error) error {
 	args := []string{"-q", "-F", "-b", "4096", "-m", "0", "-E"}
-	if blank && mkfs("mkfs.ext4", append(args, ext4Layout+",nodiscard,assume_storage_prezeroed=1")...) == nil {
-		return nil
+	if blank {
+		err := mkfs("mkfs.ext4", append(args, ext4Layout+",nodiscard,assume_storage_prezeroed=1")...)
+		if err == nil || errors.Is(err, block.ErrUnavailable) { // the latter: it was killed, and so would be the next
+			return err
+		}
 	} // before e2fsprogs 1.47 there was no such option
 	return mkfs("mkfs.ext4", append(args, ext4Layout+",discard")...)
 }
