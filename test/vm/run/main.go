@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gabion-storage/gabion/test/vm/host"
 	"github.com/gabion-storage/gabion/test/vm/lab"
@@ -33,6 +35,7 @@ type options struct {
 	cache    string
 	append   string
 	keep     string
+	parallel int
 	seed     uint64
 }
 
@@ -46,9 +49,11 @@ func main() {
 	flag.StringVar(&o.binary, "binary", os.Getenv("GABION_BINARY"), "static gabion binary to test; default: built from the tree")
 	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
-	flag.StringVar(&o.keep, "console", "bin/vm-console.log", "file where the console goes if a scenario fails, or with -v")
+	flag.StringVar(&o.keep, "console", "bin/vm-console", "where the console goes if a scenario fails, or with -v: this and the kernel's release")
+	flag.IntVar(&o.parallel, "parallel", 1, "kernels that run at the same time")
 	flag.Uint64Var(&o.seed, "seed", 0, "of what is random in scenarios; 0: a new one")
 	flag.Parse()
+	o.parallel = max(1, o.parallel)
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
@@ -84,20 +89,36 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var failed error
-	for _, kernel := range kernels {
-		machine, err := o.machine(ctx, dir, root, kernel, binaries)
-		if err != nil {
-			return err
-		}
-		suite := host.Suite{Machine: machine, Out: os.Stdout, Verbose: o.verbose, Long: o.long, Seed: o.seed}
-		err = suite.Run(ctx, scenarios)
-		if err != nil || o.verbose {
-			err = errors.Join(err, o.keepConsole(machine))
-		}
-		failed = errors.Join(failed, err)
+	failures := make([]error, len(kernels))
+	var running sync.WaitGroup
+	slots := make(chan struct{}, o.parallel)
+	for i, kernel := range kernels {
+		slots <- struct{}{}
+		running.Go(func() {
+			failures[i] = o.runOn(ctx, dir, root, kernel, binaries, scenarios)
+			<-slots
+		})
 	}
-	return failed
+	running.Wait()
+	return errors.Join(failures...)
+}
+
+// runOn runs the scenarios on one kernel. Output of kernels that run side by side is told apart line by line.
+func (o *options) runOn(ctx context.Context, dir, root string, k *host.Kernel, binaries []string, scenarios []lab.Scenario) error {
+	machine, err := o.machine(ctx, dir, root, k, binaries)
+	if err != nil {
+		return err
+	}
+	var out io.Writer = os.Stdout
+	if o.parallel > 1 {
+		series, _, _ := strings.Cut(k.Release, "-")
+		out = host.Prefix(os.Stdout, fmt.Sprintf("%-14s| ", series))
+	}
+	suite := host.Suite{Machine: machine, Out: out, Verbose: o.verbose, Long: o.long, Seed: o.seed}
+	if err = suite.Run(ctx, scenarios); err != nil || o.verbose {
+		err = errors.Join(err, o.keepConsole(machine))
+	}
+	return err
 }
 
 // prepare makes sure that the cache has what the run needs. Only this has to wait for other runs.
@@ -188,9 +209,10 @@ func (o *options) keepConsole(m *host.Machine) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("vm: the console's output is in", o.keep)
-	if err := os.MkdirAll(filepath.Dir(o.keep), 0o755); err != nil {
+	keep := o.keep + "-" + m.Kernel.Release + ".log"
+	fmt.Println("vm: the console's output is in", keep)
+	if err := os.MkdirAll(filepath.Dir(keep), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(o.keep, b, 0o600)
+	return os.WriteFile(keep, b, 0o600)
 }
