@@ -83,15 +83,23 @@ keeps it connected when servers restart.`,
 
 func (a *app) detachCommand() *cobra.Command {
 	var node, state string
+	var giveUp bool
 	cmd := &cobra.Command{
 		Use:   "detach NAME",
 		Short: "End a consumer's use of a volume",
 		Long: `End a consumer's use of a volume: its connections are closed and what they had
 sent is finished when this command returns. Its URI opens nothing any more. A
-device of it on this machine is ended first, unless it is mounted or held.`,
+device of it on this machine is ended first, unless it is mounted or held.
+
+With --give-up it ends a device of this machine, given by its path or its
+volume's id, although it is mounted: all its requests fail, and what was not
+flushed is lost. That needs no server and is for when there will be none again.`,
 		Args:              oneVolume,
 		ValidArgsFunction: a.completeVolume,
 		RunE: a.act(func(ctx context.Context, args []string) error {
+			if giveUp {
+				return a.giveUp(ctx, args[0], &devices{state: state, node: node})
+			}
 			consumer, err := consumerAt(state, node)
 			if err != nil {
 				return err
@@ -118,6 +126,7 @@ device of it on this machine is ended first, unless it is mounted or held.`,
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "name of the consumer (default this host's name)")
 	f.StringVar(&state, "state", defaultState, "`DIR` for what is remembered of devices")
+	f.BoolVar(&giveUp, "give-up", false, "end a device of this machine though it is in use and no server is there")
 	return cmd
 }
 
