@@ -24,11 +24,12 @@ func (s *Service) stage(f *flight, r stageRequest) error {
 		return err
 	}
 	r.readOnly = r.readOnly || v.ReadOnly
+	undo := &undo{s: s, id: r.id}
 	dev, err := s.attach(f.ctx, now, r, v)
 	if err != nil {
+		undo.run() // there may be a device that does not answer, or cannot be read
 		return fmt.Errorf("volume %s: %w", r.id, err)
 	}
-	undo := &undo{s: s, id: r.id}
 	if err := s.show(f, dev, v, r, undo); err != nil {
 		undo.run()
 		return fmt.Errorf("volume %s on %s: %w", r.id, dev.Path, err)
