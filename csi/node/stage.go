@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -172,9 +173,10 @@ func (s *Service) attach(ctx context.Context, now facts, r stageRequest, v Volum
 	d := now.device
 	if now.attached && (d.Attachment != v.Attachment || d.ReadOnly != r.readOnly || d.Condition.State == Failed) {
 		s.cfg.Log.Info("a device is left over and goes first", "volume_id", r.id, "device", d.Path)
-		if err := s.detach(ctx, r.id); err != nil {
+		err := s.detach(ctx, r.id)
+		if err != nil && (d.Condition.State != Failed || !errors.Is(err, block.ErrInUse)) {
 			return Device{}, err
-		}
+		} // one that has failed harms nobody while somebody still has it open: another is made beside it
 	}
 	return s.cfg.Attacher.Attach(ctx, r.id, r.readOnly)
 }

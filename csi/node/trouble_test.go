@@ -97,6 +97,29 @@ func TestB078BrokenVolumesAreTakenDown(t *testing.T) {
 	}
 }
 
+// H23: a device that has failed for good is still open somewhere. The volume is
+// staged on a fresh one beside it; one that works and is in use is waited for.
+func TestH23FreshDeviceBesideAFailedOne(t *testing.T) {
+	for _, failed := range []bool{true, false} {
+		r := newRig(t)
+		s := r.use(r.vols.Add(GiB))
+		r.must(r.stage(s))
+		r.host.Hold(s.id, true)
+		r.refused(r.unstage(s), block.ErrInUse)
+		if failed {
+			r.host.SetDevice(s.id, func(d *node.Device) { d.Condition = node.Condition{State: node.Failed, Lost: true, Message: "lost"} })
+			r.must(r.stage(s))
+		} else {
+			s.mode = csispec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY // another device is due
+			r.refused(r.stage(s), block.ErrInUse)
+			s.mode = rwo
+		}
+		r.host.Hold(s.id, false)
+		r.must(r.unstage(s))
+		r.clean(s)
+	}
+}
+
 // What is not there is gone, however odd the call.
 func TestUnknownIsGone(t *testing.T) {
 	r := newRig(t)

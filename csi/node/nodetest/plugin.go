@@ -109,6 +109,9 @@ func (p *Plugin) Attach(ctx context.Context, id block.VolumeID, readOnly bool) (
 		h := p.host
 		h.mu.Lock()
 		defer h.mu.Unlock()
+		if d := h.device(id); d != nil && d.Condition.State == node.Failed {
+			h.remove(id) // as the kernel's: whoever has it open gets errors, and nobody else finds it
+		}
 		if d := h.device(id); d != nil {
 			dev = d.Device
 			if dev.Attachment != v.Attachment || dev.ReadOnly != readOnly {
