@@ -137,6 +137,9 @@ func TestUnreadableIsNotBlank(t *testing.T) {
 	t.Run("input/output error", func(t *testing.T) {
 		d := mounttest.NewDisk(t, 64*MiB)
 		must(t, os.Truncate(d.File, 4096)) // what lies beyond now fails, though the device keeps its size
+		if _, err := os.ReadFile(d.Path); err == nil {
+			t.Skip("loop devices of this kernel fill up what their file lacks")
+		}
 		_, err := l.Probe(d.Path)
 		refused(t, err, block.ErrIO, d.Path)
 	})
