@@ -49,7 +49,7 @@ func main() {
 		}
 		plan.Boot = 0
 	}
-	unix.Sync()
+	syncData()
 	events.Send(lab.Event{Kind: lab.Ended})
 }
 
@@ -81,4 +81,12 @@ func release() string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	return unix.ByteSliceToString(u.Release[:])
+}
+
+// syncData syncs the persistent disk alone: a failed scenario may have left a file system whose device answers nobody.
+func syncData() {
+	if d, err := os.Open(dataDir); err == nil {
+		_ = unix.Syncfs(int(d.Fd()))
+		_ = d.Close()
+	}
 }
