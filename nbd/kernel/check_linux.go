@@ -127,6 +127,6 @@ func kernelVersion(release, version string) (v [3]int, ok bool) {
 		}
 		v[i] = n
 	}
-	// An unchanging x.y.0 is a distribution's own numbering.
-	return v, v[2] > 0 || v[0] > 6 || v[1] < 1
+	// An unchanging x.y.0 is a distribution's own numbering: it tells no more than the series.
+	return v, v[2] > 0 || slices.Compare(v[:], []int{6, 1, 0}) < 0
 }

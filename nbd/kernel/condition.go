@@ -3,6 +3,8 @@ package kernel
 import (
 	"sync"
 	"time"
+
+	"github.com/gabion-storage/gabion/server/block"
 )
 
 // conditions is what this process has learned of the devices. It holds nothing
@@ -19,6 +21,7 @@ type memory struct {
 	nextLook time.Time // at metadata
 	settled  bool      // nothing is to be done until the next look
 
+	session  block.SessionNumber
 	received uint64    // by all sockets, when it was last looked at
 	progress time.Time // when that last changed, or nothing was in flight
 	silent   bool      // too long ago
@@ -40,7 +43,7 @@ func (c *conditions) with(backend string, f func(*memory)) {
 // again only when its timer has run out.
 func (c *conditions) moved(r *record) {
 	c.with(r.Backend(), func(m *memory) {
-		m.progress, m.silent = time.Now().Add(r.Timeout), false
+		m.session, m.progress, m.silent = r.Session, time.Now().Add(r.Timeout), false
 	})
 }
 

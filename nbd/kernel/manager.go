@@ -405,6 +405,12 @@ func (m *Manager) usable(ctx context.Context, id block.VolumeID) (found, error) 
 }
 
 func (m *Manager) grow(ctx context.Context, r *record, size int64) error {
+	if !m.alive(r) { // metadata may hang with it
+		return fmt.Errorf("%w: %s has no server now", block.ErrUnavailable, r.path())
+	}
+	if err := m.answers(ctx, r, true, answerTime); err != nil {
+		return err
+	}
 	a, err := m.cfg.Metadata.Attachment(ctx, r.Volume)
 	if err != nil {
 		return err

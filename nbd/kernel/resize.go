@@ -21,9 +21,6 @@ const (
 // resize makes a device larger, which is well at this moment; see DESIGN.md for
 // what happens if it is not.
 func (m *Manager) resize(ctx context.Context, r *record, size int64) error {
-	if !m.alive(r) {
-		return fmt.Errorf("%w: %s of volume %s has no server now", block.ErrUnavailable, r.path(), r.Volume)
-	}
 	if err := m.answers(ctx, r, true, answerTime); err != nil {
 		return err
 	}

@@ -75,6 +75,10 @@ func (w *watch) silent(r *record) (yes bool) {
 	}
 	w.m.conditions.with(r.Backend(), func(k *memory) {
 		now := time.Now()
+		if k.session != 0 && k.session != r.Session { // another process has moved it
+			k.progress = now.Add(r.Timeout)
+		}
+		k.session = r.Session
 		if !waiting || received != k.received || k.progress.IsZero() {
 			k.received = received
 			if now.After(k.progress) {
