@@ -18,11 +18,21 @@ import (
 	"github.com/gabion-storage/gabion/test/checker"
 )
 
-// The shape of a load: at each place so many workers write blocks of their own span, in random order, and sync after each.
-const (
-	loadWorkers = 4
-	loadBlock   = 4096
-	loadSpan    = 4 << 20
+const loadBlock = 4096
+
+// Shape is how many workers a load has at each place, and the size of the span in which each writes blocks in random
+// order, syncing after each.
+type Shape struct {
+	Workers int
+	Span    int64
+	Pace    time.Duration // between two operations of a worker
+}
+
+// The shapes of loads: an ordinary one, one that keeps 32 requests in flight at each place, and one for many places.
+var (
+	Ordinary = Shape{Workers: 4, Span: 4 << 20}
+	Deep     = Shape{Workers: 32, Span: 256 << 10}
+	Light    = Shape{Workers: 1, Span: 1 << 20, Pace: 50 * time.Millisecond}
 )
 
 // Load is a workload that writes self-describing blocks and syncs each, until Stop. Any error of a write or a sync is a
@@ -41,6 +51,8 @@ type worker struct {
 	name   string
 	file   *os.File
 	base   int64 // of the span in the file
+	span   int64
+	pace   time.Duration
 	id     block.VolumeID
 	log    *checker.Log
 	random *rand.Rand
@@ -52,11 +64,14 @@ type worker struct {
 }
 
 // Load starts a workload on files in directories, and on block devices.
-func (t *T) Load(places ...string) *Load {
+func (t *T) Load(places ...string) *Load { return t.LoadOf(Ordinary, places...) }
+
+// LoadOf is Load of a certain shape.
+func (t *T) LoadOf(shape Shape, places ...string) *Load {
 	l := &Load{t: t, start: time.Now(), stop: make(chan struct{})}
 	for _, place := range places {
-		for i := range loadWorkers {
-			l.workers = append(l.workers, l.worker(place, i))
+		for i := range shape.Workers {
+			l.workers = append(l.workers, l.worker(place, i, shape))
 		}
 	}
 	for _, w := range l.workers {
@@ -66,15 +81,15 @@ func (t *T) Load(places ...string) *Load {
 	return l
 }
 
-func (l *Load) worker(place string, i int) *worker {
-	w := &worker{load: l, name: place, id: block.VolumeID{UUID: block.NewUUID()}, random: l.t.Random(), buf: AlignedBlock()}
+func (l *Load) worker(place string, i int, shape Shape) *worker {
+	w := &worker{load: l, name: place, span: shape.Span, pace: shape.Pace, id: block.VolumeID{UUID: block.NewUUID()}, random: l.t.Random(), buf: AlignedBlock()}
 	w.log = checker.New(w.id, loadBlock, false)
 	info, err := os.Stat(place)
 	l.t.Check(err, "the load's place")
 	if info.IsDir() {
 		w.name = filepath.Join(place, fmt.Sprintf("load.%d", i))
 	} else {
-		w.base = int64(i) * loadSpan
+		w.base = int64(i) * shape.Span
 	}
 	w.file, err = os.OpenFile(w.name, os.O_RDWR|os.O_CREATE, 0o600)
 	l.t.Check(err, "the load's file")
@@ -105,12 +120,13 @@ func (w *worker) run() {
 			return
 		}
 		w.ops.Add(1)
+		time.Sleep(w.pace)
 	}
 }
 
 // write writes one block and syncs it. The page cache answers reads at once; durable is what was synced.
 func (w *worker) write() error {
-	off := w.random.Int64N(loadSpan/loadBlock) * loadBlock
+	off := w.random.Int64N(w.span/loadBlock) * loadBlock
 	entry := w.log.Write(off, loadBlock, false)
 	entry.Fill(w.buf)
 	if _, err := w.file.WriteAt(w.buf, w.base+off); err != nil {
@@ -228,7 +244,7 @@ func (w *worker) verify() error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	for off := int64(0); off < loadSpan; off += loadBlock {
+	for off := int64(0); off < w.span; off += loadBlock {
 		n, err := f.ReadAt(w.buf, w.base+off)
 		if errors.Is(err, io.EOF) { // a file's end
 			clear(w.buf[n:])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -18,6 +19,7 @@ type Plugin struct {
 	t        *T
 	Node     string   // its name as a consumer
 	Flags    []string // added to the command line at the next start
+	Wrapper  []string // command that runs it at the next start
 	mode     string
 	ns       string
 	endpoint string
@@ -32,6 +34,9 @@ type Plugin struct {
 // Plugin starts node and controller plugin in one process on the consumer node, and waits until it answers.
 func (t *T) Plugin(flags ...string) *Plugin { return t.plugin("all", "", flags) }
 
+// PluginUnder is Plugin run by another command, such as taskset.
+func (t *T) PluginUnder(wrapper ...string) *Plugin { return t.plugin("all", "", nil, wrapper...) }
+
 // NodePlugin starts a node plugin alone on the consumer node.
 func (t *T) NodePlugin(flags ...string) *Plugin { return t.plugin("node", "", flags) }
 
@@ -40,11 +45,11 @@ func (t *T) ControllerPlugin(flags ...string) *Plugin {
 	return t.plugin("controller", storageNS, flags)
 }
 
-func (t *T) plugin(mode, ns string, flags []string) *Plugin {
+func (t *T) plugin(mode, ns string, flags []string, wrapper ...string) *Plugin {
 	t.Net()
 	dir := filepath.Join("/run/csi", mode)
 	t.Check(os.MkdirAll(dir, 0o700), "the endpoint's directory")
-	p := &Plugin{t: t, Node: "n1", mode: mode, ns: ns, endpoint: "unix://" + filepath.Join(dir, "csi.sock"), Flags: flags}
+	p := &Plugin{t: t, Node: "n1", mode: mode, ns: ns, endpoint: "unix://" + filepath.Join(dir, "csi.sock"), Flags: flags, Wrapper: wrapper}
 	conn, err := grpc.NewClient(p.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), grpc.WithConnectParams(quickReconnect))
 	t.Check(err, "the endpoint")
@@ -63,7 +68,7 @@ var quickReconnect = grpc.ConnectParams{MinConnectTimeout: time.Second}
 
 // Args is the plugin's command line.
 func (p *Plugin) Args() []string {
-	args := []string{Gabion, "csi", "--mode", p.mode, "--endpoint", p.endpoint, "--server", AddrA + ":7400," + AddrB + ":7400"}
+	args := append(slices.Clone(p.Wrapper), Gabion, "csi", "--mode", p.mode, "--endpoint", p.endpoint, "--server", AddrA+":7400,"+AddrB+":7400")
 	if p.mode != "controller" {
 		args = append(args, "--node", p.Node, "--rack", "r1")
 	}

@@ -101,7 +101,12 @@ func (s *Server) Restart(addr string) {
 func (s *Server) HTTP(method, path, body string) (int, string, error) {
 	ctx, cancel := context.WithTimeout(s.t.ctx, 10*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://"+s.Addr+":7480"+path, strings.NewReader(body))
+	return ask(ctx, method, "http://"+s.Addr+":7480"+path, body)
+}
+
+// ask makes an HTTP request from the storage namespace.
+func ask(ctx context.Context, method, url, body string) (int, string, error) {
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return 0, "", err
 	}
