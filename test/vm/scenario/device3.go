@@ -1,0 +1,439 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	csispec "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/gabion-storage/gabion/test/vm/lab"
+)
+
+func device3() []lab.Scenario {
+	return []lab.Scenario{
+		{Name: "B078-servers-gone", Run: brokenIsLetGo, Timeout: 3 * time.Minute},
+		{Name: "residue-random-kills", Run: randomKills, Timeout: 15 * time.Minute},
+		{Name: "attach-device", Run: attachDevice, Timeout: 3 * time.Minute},
+		{Name: "B042-openers", Run: openers, Timeout: 10 * time.Minute},
+		{Name: "B046-B082-looked-up", Run: lookedUp, Timeout: 3 * time.Minute},
+		{Name: "B050-block-size", Run: blockSize, Timeout: 3 * time.Minute},
+		{Name: "B027-sizes", Run: sizes, Timeout: 4 * time.Minute},
+		{Name: "B065-fifty-attaches", Run: fiftyAttaches, Timeout: 5 * time.Minute},
+		{Name: "B047-twenty-volumes", Run: twentyVolumes, Timeout: 6 * time.Minute},
+		{Name: "B020-flush-survives", Run: flushSurvives, Alone: true},
+	}
+}
+
+// shutDown ends a file system as one does itself that met errors.
+func shutDown(t *lab.T, point string) {
+	const request, noLogFlush = 0x8004587d, 2 // EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
+	d, err := os.Open(point)
+	t.Check(err, "shutting a file system down")
+	defer func() { _ = d.Close() }()
+	t.Check(unix.IoctlSetPointerInt(int(d.Fd()), request, noLogFlush), "shutting %s down", point)
+}
+
+// brokenIsLetGo: what cannot be reached can be let go all the same: what is broken at once, what is well not before its
+// data is safe (B078).
+func brokenIsLetGo(t *lab.T) {
+	s, p := cell(t)
+	ext4 := t.Volume(p, p, lab.VolumeSpec{Name: "ext4", Size: 64 * mib})
+	xfs := t.Volume(p, p, lab.VolumeSpec{Name: "xfs", FS: "xfs", Size: 512 * mib})
+	raw := t.Volume(p, p, lab.VolumeSpec{Name: "raw", Size: 16 * mib, Block: true})
+	well := t.Volume(p, p, lab.VolumeSpec{Name: "well", Size: 64 * mib})
+	broken := []*lab.Volume{ext4, xfs, raw}
+	for _, v := range append(slices.Clone(broken), well) {
+		v.Up("a")
+	}
+	t.Write(filepath.Join(well.Target("a"), "file"), "safe")
+	_ = unsynced(t, filepath.Join(well.Target("a"), "dirty"), 0).Close()
+	s.Kill()
+	shutDown(t, ext4.Target("a"))
+	shutDown(t, xfs.Target("a"))
+	for _, v := range broken {
+		for range 2 {
+			t.Check(t.Within(10*time.Second, "unpublish of "+v.Name, func(ctx context.Context) error { return v.TryUnpublishFrom(ctx, "a") }), "unpublish of %s", v.Name)
+		}
+		if lab.Exists(v.Target("a")) {
+			t.Errorf("the target of %s is still there", v.Name)
+		}
+		for range 2 {
+			t.Check(t.Within(10*time.Second, "unstage of "+v.Name, v.TryUnstage), "unstage of %s", v.Name)
+		}
+		if d := v.Devices(); len(d) > 0 {
+			t.Errorf("%s still has the devices %v", v.Name, d)
+		}
+	}
+	t.Check(t.Within(10*time.Second, "unpublish of what is not there", func(ctx context.Context) error { return ext4.TryUnpublishFrom(ctx, "nobody") }), "an unknown target")
+	t.Check(t.Within(10*time.Second, "unpublish of what is well", func(ctx context.Context) error { return well.TryUnpublishFrom(ctx, "a") }), "unpublish of %s", well.Name)
+	for range 2 {
+		if t.Within(5*time.Second, "unstage of what is well", well.TryUnstage) == nil {
+			t.Errorf("a file system with dirty pages was let go without a server")
+		}
+	}
+	s.Start()
+	t.TryUntil(30*time.Second, "unstage", well.TryUnstage)
+	pod := well.Up("b")
+	t.Expect(filepath.Join(pod, "file"), "safe")
+	if got := lab.ReadText(filepath.Join(pod, "dirty")); !strings.HasPrefix(got, "dirt") {
+		t.Errorf("the dirty pages did not survive the server's absence: %.20q", got)
+	}
+}
+
+// randomKills: calls are cut off at random, by a kill of the plugin, by one of the server, or by their deadline. Once
+// each is repeated all is as it was, and all data is there.
+func randomKills(t *lab.T) {
+	s, p := cell(t)
+	base := t.Baseline()
+	volumes := []*lab.Volume{
+		t.Volume(p, p, lab.VolumeSpec{Name: "ext4", Size: 64 * mib}),
+		t.Volume(p, p, lab.VolumeSpec{Name: "xfs", FS: "xfs", Size: 512 * mib}),
+		t.Volume(p, p, lab.VolumeSpec{Name: "raw", Size: 16 * mib, Block: true}),
+	}
+	rounds, failures := 40, 0
+	if t.Long {
+		rounds = 200
+	}
+	random := t.Random()
+	for _, v := range volumes {
+		v.Create()
+	}
+	cut := func(what string, call func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		after := time.Duration(random.IntN(400)) * time.Millisecond
+		ended := make(chan error, 1)
+		how := random.IntN(8)
+		if how >= 6 {
+			ctx, cancel = context.WithTimeout(ctx, after)
+			defer cancel()
+		}
+		go func() { ended <- call(ctx) }()
+		switch {
+		case how < 5:
+			t.Pause(after)
+			p.Kill()
+			p.Start()
+		case how == 5:
+			t.Pause(after)
+			s.Kill()
+			s.Start()
+		}
+		if err := <-ended; err != nil {
+			failures++
+			t.Logf("%s, cut off after %v (%d): %v", what, after, how, err)
+		}
+		t.TryUntil(time.Minute, what, call)
+	}
+	for round := 0; failures < rounds && round < 3*rounds; round++ {
+		v := volumes[round%len(volumes)]
+		text := fmt.Sprintf("round %d", round/len(volumes))
+		cut("controller publish", v.TryPublish)
+		cut("stage", v.TryStage)
+		oneDevice(t, v, "after a stage that was cut off")
+		cut("publish", func(ctx context.Context) error { return v.TryPublishTo(ctx, "a", false) })
+		at := v.Target("a")
+		if !v.Block {
+			at = filepath.Join(at, "file")
+		}
+		if round >= len(volumes) {
+			t.Expect(at, fmt.Sprintf("round %d", round/len(volumes)-1))
+		}
+		t.Write(at, text)
+		cut("unpublish", func(ctx context.Context) error { return v.TryUnpublishFrom(ctx, "a") })
+		cut("unstage", v.TryUnstage)
+		cut("controller unpublish", v.TryUnpublish)
+		t.Clean(fmt.Sprintf("after %d failures", failures), base)
+	}
+	t.Figure("%d calls cut off by a kill or a deadline, no residue", failures)
+	for _, v := range volumes {
+		s.CheckImage(v)
+	}
+}
+
+// attachDevice: people without an orchestrator have the same devices, kept by attachd.
+func attachDevice(t *lab.T) {
+	t.LoadDriver()
+	t.Sh("rm", "-f", "/run/gabion/node") // another name than the last scenario's
+	s := t.Server()
+	s.Volume("db", "64MiB")
+	gabion := func(args ...string) (string, error) {
+		out, err := t.Try(lab.Gabion, append([]string{"--server", lab.AddrA + ":7400," + lab.AddrB + ":7400"}, args...)...)
+		return strings.TrimSpace(out), err
+	}
+	watcher := lab.Spec{Name: "attachd", Args: []string{lab.Gabion, "attachd", "--server", lab.AddrA + ":7400," + lab.AddrB + ":7400", "--node", "desk"}}
+	attachd := t.Start(watcher)
+	path, err := gabion("attach", "db", "--device", "--node", "desk")
+	t.Check(err, "gabion attach --device")
+	again, err := gabion("attach", "db", "--device", "--node", "desk")
+	t.Check(err, "gabion attach --device, again")
+	if path == "" || again != path {
+		t.Fatalf("attached twice: %q and %q", path, again)
+	}
+	t.Sh("mkfs.ext4", "-q", path)
+	t.Sh("mkdir", "-p", "/mnt/db")
+	t.Sh("mount", path, "/mnt/db")
+	t.Cleanup(func() { _, _ = t.Try("umount", "/mnt/db") })
+	l := t.Load("/mnt/db")
+	l.Outage("the server killed and restarted at another address, attachd watching", func() { s.Restart(lab.AddrB) })
+	l.Outage("the server restarted while attachd is away", func() {
+		attachd.Kill()
+		s.Restart(lab.AddrA)
+		attachd = t.Start(watcher)
+	})
+	l.Stop()
+	t.NoIOErrors()
+	_, err = gabion("detach", "db", "--node", "desk")
+	t.Refused(err, "detaching what is mounted", "mounted at /mnt/db")
+	t.Sh("umount", "/mnt/db")
+	_, err = gabion("detach", "db", "--node", "desk")
+	t.Check(err, "gabion detach")
+	if lab.Exists("/sys/block/" + filepath.Base(path)) {
+		t.Errorf("%s is still there", path)
+	}
+	_, err = gabion("detach", "db", "--node", "desk")
+	t.Check(err, "gabion detach, again")
+
+	// Revoked from elsewhere: a device that nobody uses goes by itself.
+	path, err = gabion("attach", "db", "--device", "--node", "desk")
+	t.Check(err, "gabion attach --device")
+	s.CLI("detach", "db", "--node", "desk")
+	t.Eventually(30*time.Second, "attachd ends a revoked device", func() bool { return !lab.Exists("/sys/block/" + filepath.Base(path)) })
+	attachd.Terminate(15 * time.Second)
+	t.Sh("rm", "-f", "/run/gabion/node")
+}
+
+// openers: while others open and close every device, mkfs and mount find theirs (B042).
+func openers(t *lab.T) {
+	_, p := cell(t)
+	stop := opener(t)
+	probe := t.Background(func() { _, _ = t.Try("sh", "-c", "blkid -p /dev/nbd*") })
+	stages := 6
+	if t.Long {
+		stages = 100
+	}
+	for i := range stages {
+		v := t.Volume(p, p, lab.VolumeSpec{Name: fmt.Sprintf("v%d", i), Size: 64 * mib})
+		pod := v.Up("a")
+		t.Write(filepath.Join(pod, "file"), v.Name)
+		if i%3 == 0 {
+			p.Restart()
+		}
+		t.Expect(filepath.Join(pod, "file"), v.Name)
+		v.UnpublishFrom("a")
+		t.TryUntil(20*time.Second, "unstage", v.TryUnstage)
+		v.Unpublish()
+		v.Delete()
+	}
+	stop()
+	probe()
+}
+
+// lookedUp: no number is remembered (B046), and a mount that only bears a device's name counts for nothing (B082).
+func lookedUp(t *lab.T) {
+	_, p := cell(t)
+	var volumes []*lab.Volume
+	for _, name := range []string{"a", "b", "c"} {
+		v := t.Volume(p, p, lab.VolumeSpec{Name: name, Size: 64 * mib})
+		t.Write(filepath.Join(v.Up("pod"), "file"), name)
+		volumes = append(volumes, v)
+	}
+	for _, v := range volumes {
+		v.Down()
+	}
+	slices.Reverse(volumes)
+	for _, v := range volumes {
+		v.Up("pod")
+	}
+	p.Restart()
+	for i, v := range volumes {
+		size := int64(i+2) * 64 * mib
+		v.Expand(size)
+		t.Expect(filepath.Join(v.Target("pod"), "file"), v.Name)
+		if v.DeviceSize() != size {
+			t.Errorf("volume %s has %d bytes after it was grown to %d", v.Name, v.DeviceSize(), size)
+		}
+		stats, err := v.TryStats(t.Context())
+		t.Check(err, "stats of %s", v.Name)
+		if total := stats.GetUsage()[0].GetTotal(); total > size || total < size/2 {
+			t.Errorf("volume %s of %d bytes has a file system of %d", v.Name, size, total)
+		}
+	}
+	v := volumes[0]
+	name := "/dev/" + v.Device()
+	v.Down()
+	t.Sh("mkdir", "-p", "/mnt/orphan")
+	t.Sh("mount", "-t", "tmpfs", name, "/mnt/orphan")
+	t.Cleanup(func() { _, _ = t.Try("umount", "/mnt/orphan") })
+	v.Up("pod")
+	if "/dev/"+v.Device() != name {
+		t.Errorf("the number of %s is not used again: %s", name, v.Device())
+	}
+	v.Down()
+	if len(v.Devices()) > 0 {
+		t.Errorf("the device stays because of a mount that only bears its name")
+	}
+	if !strings.Contains(p.Process().Log(), "a mount is left of a device that has gone") {
+		t.Errorf("the orphan is not reported")
+	}
+}
+
+// blockSize: a volume's logical block size stays, whatever happens to its device (B050).
+func blockSize(t *lab.T) {
+	s, p := cell(t)
+	v := t.Volume(p, p, lab.VolumeSpec{Name: "small", Size: 512 * mib, Block: true, Parameters: map[string]string{"blockSize": "512"}})
+	check := func(when string) {
+		for _, name := range []string{"logical_block_size"} {
+			if got := v.Queue("queue/" + name); got != "512" {
+				t.Errorf("%s is %s %s", name, got, when)
+			}
+		}
+	}
+	pod := v.Up("a")
+	check("at the first attach")
+	t.Sh("sh", "-c", "echo 'label: gpt\nstart=2048' | sfdisk --no-reread --no-tell-kernel "+pod)
+	t.Sh("mkfs.xfs", "-q", "-f", "-s", "size=512", "-l", "size=16m", pod) // past the table
+	s.Restart(lab.AddrB)
+	_, err := lab.ReadDirect(pod, 0, 4096)
+	t.Check(err, "reading after a failover")
+	check("after a failover")
+	p.Restart()
+	check("with another plugin")
+	v.Down()
+	t.Sh("xfs_repair", "-n", "-f", s.Image(v))
+	v.Up("b")
+	check("at the next attach")
+	other := t.Volume(p, p, v.VolumeSpec)
+	other.Parameters = map[string]string{"blockSize": "4096"}
+	t.RefusedAs(other.TryCreate(t.Context()), "another block size", lab.AlreadyExists)
+}
+
+// sizes: export, kernel and orchestrator agree to the byte, and the last block is there (B027).
+func sizes(t *lab.T) {
+	s, p := cell(t)
+	for _, grain := range []int64{512, 4096} {
+		for _, size := range []int64{tib, 2*tib - 4096, 2 * tib, 2*tib + 4096, 16 * tib, 64 * tib} {
+			v := t.Volume(p, p, lab.VolumeSpec{Name: fmt.Sprintf("s%d-%d", size, grain), Size: size, Block: true, Parameters: map[string]string{"blockSize": fmt.Sprint(grain)}})
+			pod := v.Up("a")
+			if got := strings.TrimSpace(t.Elsewhere("nbdinfo", "--size", s.Attach(v.ID, "n1"))); got != fmt.Sprint(size) {
+				t.Errorf("the export has %s bytes, the volume %d", got, size)
+			}
+			if got := v.DeviceSize(); got != size {
+				t.Errorf("the device has %d bytes, the volume %d", got, size)
+			}
+			f, err := os.OpenFile(pod, os.O_RDWR, 0)
+			t.Check(err, "the device")
+			last := slices.Repeat([]byte("end."), 1024)
+			_, err = f.WriteAt(last, size-4096)
+			t.Check(err, "writing the last block")
+			_, err = f.WriteAt(last, size)
+			t.Refused(err, "writing past the end", "no space")
+			t.Check(f.Sync(), "syncing the last block")
+			t.Check(f.Close(), "closing")
+			got, err := lab.ReadDirect(pod, size-4096, 4096)
+			t.Check(err, "reading the last block")
+			if !slices.Equal(got, last) {
+				t.Errorf("the last block of %d bytes reads as %.8q", size, got)
+			}
+			v.Down()
+			v.Delete()
+		}
+	}
+}
+
+// fiftyAttaches: devices that come and go leave nothing in the plugin, and what a node takes is a constant (B065).
+func fiftyAttaches(t *lab.T) {
+	t.LoadDriver()
+	t.Server()
+	p := t.Plugin(lab.Injectable()...)
+	volumes := raws(t, p, 10, 16*mib)
+	limit(t, p)
+	together(t, "stage", volumes, func(ctx context.Context, v *lab.Volume) error { return v.TryStage(ctx) })
+	limit(t, p)
+	together(t, "unstage", volumes, func(ctx context.Context, v *lab.Volume) error { return v.TryUnstage(ctx) })
+	cycles(t, p, volumes[0])
+}
+
+// limit: the number of volumes that a node takes is a constant (B065).
+func limit(t *lab.T, p *lab.Plugin) {
+	info, err := p.NodeClient.NodeGetInfo(t.Context(), &csispec.NodeGetInfoRequest{})
+	t.Check(err, "NodeGetInfo")
+	if got := info.GetMaxVolumesPerNode(); got != 250 {
+		t.Errorf("the node takes %d volumes while some are staged", got)
+	}
+}
+
+// cycles attaches and detaches a volume fifty times.
+func cycles(t *lab.T, p *lab.Plugin, v *lab.Volume) {
+	settle := func() (goroutines float64, fds int) {
+		t.Pause(3 * time.Second)
+		return p.Metric("go_goroutines"), lab.FDs(p.Process().PID())
+	}
+	v.Stage()
+	v.Unstage()
+	g1, f1 := settle()
+	for range 50 {
+		t.Check(v.TryStage(t.Context()), "stage")
+		t.Check(v.TryUnstage(t.Context()), "unstage")
+	}
+	g2, f2 := settle()
+	t.Figure("50 attaches and detaches: goroutines %.0f → %.0f, descriptors %d → %d", g1, g2, f1, f2)
+	if g2 > g1+3 || f2 > f1+2 {
+		t.Errorf("the plugin grows")
+	}
+}
+
+// twentyVolumes: a plugin that is killed, ended in order and replaced is not noticed under twenty volumes, and still
+// handles a server's failure afterwards (B047).
+func twentyVolumes(t *lab.T) {
+	s, p := cell(t)
+	volumes := raws(t, p, 20, 16*mib)
+	var places []string
+	for _, v := range volumes {
+		v.Stage()
+		places = append(places, v.PublishTo("a"))
+	}
+	l := t.LoadOf(lab.Light, places...)
+	l.Quiet("20 volumes, the plugin killed", time.Second, func() {
+		p.Kill()
+		t.Pause(time.Second)
+		p.Start()
+		p.Restart()
+	})
+	l.Quiet("20 volumes, the plugin replaced in order", time.Second, func() {
+		p.Process().Terminate(15 * time.Second)
+		p.Flags = []string{"--log-level", "debug"} // another version's
+		p.Start()
+	})
+	l.Outage("20 volumes, the server killed and restarted", func() { s.Restart(lab.AddrB) })
+	l.Stop()
+	t.NoIOErrors()
+	for _, v := range volumes {
+		oneDevice(t, v, "after all")
+	}
+}
+
+// flushSurvives: the kernel knows of the write cache, and what was flushed is there after the power of the server's
+// machine failed (B020).
+func flushSurvives(t *lab.T) {
+	t.LoadDriver()
+	s := t.Server()
+	if t.Boot == 0 {
+		p := t.Plugin()
+		v := t.Volume(p, p, lab.VolumeSpec{Name: "flushed", Size: 16 * mib, Block: true})
+		pod := v.Up("a")
+		queue(t, v)
+		t.Write(pod, "flushed")
+		t.PowerCut()
+	}
+	uri := s.Attach("flushed", "n1")
+	copied := filepath.Join(t.Dir, "copy")
+	t.Elsewhere("nbdcopy", uri, copied)
+	t.Expect(copied, "flushed")
+}
