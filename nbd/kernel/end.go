@@ -47,30 +47,32 @@ func (m *Manager) end(ctx context.Context, d found) error {
 	return m.state.remove(r.Identity)
 }
 
-// claim makes sure that nobody uses a device, and that nobody begins to.
+// claim makes sure that nobody uses a device, and that nobody begins to. Without
+// that proof nothing is ended: a device that cannot be opened in time may be
+// mounted where this process does not see it.
 func (m *Manager) claim(ctx context.Context, r *record) (release func(), err error) {
 	patience, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
 	for {
-		var u Users
-		if u, err = m.cfg.Kernel.Users(r.Index); err != nil {
+		u, err := m.cfg.Kernel.Users(r.Index)
+		if err != nil {
 			return nil, err
 		}
 		if u.Any() {
 			err = fmt.Errorf("%w: %s of volume %s is %v", block.ErrInUse, r.path(), r.Volume, u)
-		} else if release, err = m.cfg.Kernel.Claim(patience, r.Index); err == nil {
+		} else if release, err = m.tryClaim(ctx, r); err == nil {
 			return release, nil
 		}
-		switch {
-		case ctx.Err() != nil:
-			return nil, err
-		case !errors.Is(err, block.ErrInUse) && patience.Err() != nil:
-			// Opening it waits for the server, so it waits for nobody who holds it: that would have been refused at once.
-			return func() {}, nil
-		case len(u.Mounts) > 0 || len(u.Holders) > 0 || pause(patience, endLook) != nil:
+		if !errors.Is(err, block.ErrInUse) || len(u.Mounts) > 0 || len(u.Holders) > 0 || pause(patience, endLook) != nil {
 			return nil, err
 		}
 	}
+}
+
+func (m *Manager) tryClaim(ctx context.Context, r *record) (release func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	return m.cfg.Kernel.Claim(ctx, r.Index)
 }
 
 // fail ends a device for good, used or not: all its requests get EIO.

@@ -204,6 +204,28 @@ func TestB043Mounted(t *testing.T) {
 	}
 }
 
+// B043: whether a device is used elsewhere cannot be found out: it is left alone.
+func TestB043CannotBeOpened(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		unmount := r.f.Mount(d.Index, "")
+		r.f.OpenHangs = true
+		if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("Detach: %v", err)
+		}
+		if err := <-r.f.Start(d.Index); err != nil {
+			t.Errorf("it was touched: %v", err)
+		}
+		unmount()
+		r.f.OpenHangs = false
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // B077, H86: the attachment is revoked, as the device is idle, in use, or mounted with requests that wait.
 func TestH86Revoked(t *testing.T) {
 	for name, use := range map[string]struct {

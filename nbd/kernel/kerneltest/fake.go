@@ -31,6 +31,8 @@ type Fake struct {
 	// Curious is a device manager that has a new device's node open just when it is to be connected,
 	// so many times; it lets go in a moment.
 	Curious int
+	// OpenHangs is a machine on which opening a device does not end, as it does when partitions are looked for.
+	OpenHangs bool
 	// NoBackend is a kernel that is older than backend identifiers.
 	NoBackend bool
 
@@ -404,7 +406,11 @@ func (f *Fake) Users(index int) (kernel.Users, error) {
 }
 
 // Claim implements kernel.Kernel.
-func (f *Fake) Claim(_ context.Context, index int) (release func(), err error) {
+func (f *Fake) Claim(ctx context.Context, index int) (release func(), err error) {
+	if f.OpenHangs {
+		<-ctx.Done()
+		return nil, fmt.Errorf("%w: opening nbd%d: %w", block.ErrUnavailable, index, ctx.Err())
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := f.devices[index]
