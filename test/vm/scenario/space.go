@@ -28,15 +28,18 @@ func spaceReturns(t *lab.T) {
 		t.Sh("dd", "if=/dev/zero", "of="+filepath.Join(pod, "big"), "bs=1M", "count=64", "conv=fsync")
 		full := s.Used()
 		t.Sh("rm", filepath.Join(pod, "big"))
-		t.Sh("sync", "-f", pod)
-		t.Sh("fstrim", pod)
+		t.Eventually(30*time.Second, fs+": fstrim returns the space", func() bool { // XFS frees in the background
+			t.Sh("sync", "-f", pod)
+			t.Sh("fstrim", pod)
+			return s.Used() < empty+16*mib
+		})
 		trimmed := s.Used()
 		v.Down()
 		v.Delete()
 		t.Eventually(20*time.Second, "the deleted volume's space comes back", func() bool { return s.Used() < 8*mib })
 		t.Figure("%s: %d MiB when empty, %d with 64 MiB, %d trimmed", fs, empty>>20, full>>20, trimmed>>20)
-		if full-empty < 60*mib || trimmed-empty > 16*mib {
-			t.Errorf("%s: fstrim did not return the space", fs)
+		if full-empty < 60*mib {
+			t.Errorf("%s: 64 MiB take only %d", fs, full-empty)
 		}
 	}
 }
