@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
 
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -78,7 +78,7 @@ func (t Table) Points() (list []string) {
 // Table reads the mount table of the calling thread's mount namespace. It looks
 // up no path except of what stands for a device node.
 func (l *Linux) Table() (Table, error) {
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mountutils.ParseMountInfo("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("%w: mount table: %w", block.ErrIO, err)
 	}
@@ -89,13 +89,13 @@ func (l *Linux) Table() (Table, error) {
 	return table, nil
 }
 
-func entry(i *mountinfo.Info) Entry {
+func entry(i mountutils.MountInfo) Entry {
 	e := Entry{
-		ID: i.ID, Parent: i.Parent,
+		ID: i.ID, Parent: i.ParentID,
 		Number: Number{Major: uint32(i.Major), Minor: uint32(i.Minor)},
-		Root:   i.Root, Point: i.Mountpoint, Type: i.FSType, Source: i.Source,
-		ReadOnly:      slices.Contains(strings.Split(i.Options, ","), "ro"),
-		SuperReadOnly: slices.ContainsFunc(strings.Split(i.VFSOptions, ","), takesNone),
+		Root:   unescape(i.Root), Point: unescape(i.MountPoint), Type: i.FsType, Source: unescape(i.Source),
+		ReadOnly:      slices.Contains(i.MountOptions, "ro"),
+		SuperReadOnly: slices.ContainsFunc(i.SuperOptions, takesNone),
 	}
 	// Device nodes are in file systems that live in memory: to look there never waits.
 	if e.Root != "/" && (e.Type == "devtmpfs" || e.Type == "tmpfs") {
@@ -106,6 +106,11 @@ func entry(i *mountinfo.Info) Entry {
 	}
 	return e
 }
+
+// escapes are how the kernel writes what would break a line of its table into fields.
+var escapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
+
+func unescape(field string) string { return escapes.Replace(field) }
 
 // takesNone reports whether an option says that a file system takes no changes.
 // ext4 of newer kernels stays "rw" after an error and says it in words of its own.
