@@ -13,6 +13,7 @@ const (
 	// endPatience is how long passers-by may have a device open (udev, blkid), and how long a device may take to go.
 	endPatience = 3 * time.Second
 	endLook     = 20 * time.Millisecond
+	claimLook   = 100 * time.Millisecond // all processes are looked at each time
 )
 
 // end gives a device up that nobody uses. ErrInUse: somebody does; nothing was
@@ -27,10 +28,8 @@ func (m *Manager) end(ctx context.Context, d found) error {
 		return err
 	}
 	r.Phase = phaseEnding
-	if err = m.state.save(r); err == nil {
-		err = m.cfg.Faults.Hit("kernel.disconnect", r.Volume.String())
-	}
-	if err == nil {
+	m.write(r)
+	if err = m.cfg.Faults.Hit("kernel.disconnect", r.Volume.String()); err == nil {
 		err = m.disconnect(ctx, r)
 	}
 	release()
@@ -63,7 +62,7 @@ func (m *Manager) claim(ctx context.Context, r *record) (release func(), err err
 		} else if release, err = m.tryClaim(ctx, r); err == nil {
 			return release, nil
 		}
-		if !errors.Is(err, block.ErrInUse) || len(u.Mounts) > 0 || len(u.Holders) > 0 || pause(patience, endLook) != nil {
+		if !errors.Is(err, block.ErrInUse) || len(u.Mounts) > 0 || len(u.Holders) > 0 || pause(patience, claimLook) != nil {
 			return nil, err
 		}
 	}
@@ -82,9 +81,7 @@ func (m *Manager) fail(ctx context.Context, d found, reason string) error {
 		return m.awaitGone(ctx, r)
 	}
 	r.Phase, r.Refused = phaseEnding, reason
-	if err := m.state.save(r); err != nil {
-		return err
-	}
+	m.write(r)
 	if !d.zombie {
 		m.cfg.Log.Error("a device is ended for good", "volume_id", r.Volume, "device", r.path(), "reason", reason)
 		if err := m.endSockets(ctx, r); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -352,6 +353,29 @@ func TestStateLost(t *testing.T) {
 		l.end(t, timer+slack)
 		if all := len(r.records()); all != 1 {
 			t.Errorf("%d records", all)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// The state directory goes while a device is used, and its file system is no place for another.
+func TestStateGoes(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		l := r.load(d.Index)
+		if err := os.RemoveAll(r.dir); err != nil {
+			t.Fatal(err)
+		}
+		r.one.Kill()
+		r.one.Serve()
+		time.Sleep(10 * time.Second)
+		l.end(t, timer+slack)
+		if n := len(r.records()); n != 1 || health(m, v) != "connected" {
+			t.Errorf("%d records, %s", n, health(m, v))
 		}
 		r.detach(m, v)
 		r.noResidue()

@@ -92,8 +92,7 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 			return err
 		}
 	}
-	silent := false
-	m.conditions.with(d.Backend, func(c *memory) { silent, c.silent = c.silent, false })
+	silent := k.silent(r)
 	if silent || !m.alive(r) {
 		a, err := k.inquiry.glance(ctx)
 		if reason := r.verdict(a, err); reason != "" {
@@ -116,6 +115,15 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 	return k.judge(ctx, d, err)
 }
 
+// silent reports whether the watch has found so, and it is so still.
+func (k *keeper) silent(r *record) (yes bool) {
+	received := k.w.m.received(r)
+	k.w.m.conditions.with(r.Backend(), func(c *memory) {
+		yes, c.silent = c.silent && received == c.received, false
+	})
+	return yes && k.w.m.cfg.Kernel.InFlight(r.Index) > 0
+}
+
 // bury ends what was refused for good. A zombie stays until its last user closes
 // it, which is nothing to wait for here.
 func (k *keeper) bury(ctx context.Context, d found) error {
@@ -126,8 +134,9 @@ func (k *keeper) bury(ctx context.Context, d found) error {
 	if d.lost || d.rec.Phase == phaseEnding {
 		return nil
 	}
-	d.rec.Phase, d.rec.Refused = phaseEnding, errEnded.Error()
-	return k.w.m.state.save(d.rec)
+	d.rec.Phase, d.rec.Refused = phaseEnding, endedReason
+	k.w.m.write(d.rec)
+	return nil
 }
 
 // claim makes a record of a device of which there is none, if metadata knows it.
@@ -179,23 +188,23 @@ func (k *keeper) look(ctx context.Context, d found, well bool) error {
 		return nil
 	}
 	d.rec.learn(a)
-	if err := m.state.save(d.rec); err != nil || !elsewhere {
-		return err
+	m.write(d.rec)
+	if elsewhere {
+		k.moveTo(ctx, d.rec, a.Addresses[0])
 	}
-	return k.moveTo(ctx, d.rec, a.Addresses[0])
+	return nil
 }
 
 // moveTo tries one server, while the sockets that are there stay until it has taken the session.
-func (k *keeper) moveTo(ctx context.Context, r *record, address string) error {
+func (k *keeper) moveTo(ctx context.Context, r *record, address string) {
 	all := r.Addresses
 	r.Addresses = []string{address}
 	err := k.w.m.move(ctx, r, true)
 	r.Addresses = all
 	if err != nil {
 		k.w.m.cfg.Log.Warn("a device cannot move to its volume's primary", "volume_id", r.Volume, "device", r.path(), "server", address, "err", err)
-		return nil
 	}
-	return k.w.m.state.save(r)
+	k.w.m.write(r)
 }
 
 func (k *keeper) looked(d found) {
@@ -233,9 +242,7 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 		return fmt.Errorf("%w; %w", failure, err)
 	}
 	d.rec.learn(a)
-	if err := k.w.m.state.save(d.rec); err != nil {
-		return err
-	}
+	k.w.m.write(d.rec)
 	return failure
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -88,6 +89,11 @@ const lockLook = 20 * time.Millisecond
 // death. Two volumes may share a byte, which only makes them wait for each other.
 func lockByte(ctx context.Context, path string, id block.VolumeID) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, fs.ErrNotExist) { // somebody has cleaned up
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}

@@ -139,6 +139,8 @@ func (m *Manager) attach(ctx context.Context, i Identity, a Attachment, readOnly
 	var mine *found
 	for _, d := range all {
 		switch {
+		case d.rec.Attachment == i.Attachment && d.rec.Epoch > i.Epoch:
+			return nil, fmt.Errorf("%w: metadata says less than %s of cache epoch %d proves", block.ErrUnavailable, d.rec.path(), d.rec.Epoch)
 		case d.rec.Identity != i || d.rec.Refused != "" && !d.zombie:
 			if err := m.supersede(ctx, d, a); err != nil {
 				return nil, err
@@ -188,24 +190,35 @@ func (m *Manager) attachNew(ctx context.Context, i Identity, a Attachment, readO
 		return nil, err
 	}
 	r := m.newRecord(i)
-	r.Size, r.BlockSize = a.Size, a.BlockSize
+	r.Size, r.BlockSize = a.Size, cmp.Or(a.BlockSize, block.SizeQuantum)
 	r.learn(a)
 	if old, err := m.state.load(i); err == nil && old != nil {
 		r.Session = old.Session
 	}
 	return r, insist(ctx, func() error {
 		if r.Phase != phaseConnected {
-			err := m.connect(ctx, r, readOnly)
-			if errors.Is(err, block.ErrCacheLost) { // the server knows of a newer epoch than the answer we have
-				err = fmt.Errorf("%w: %v", block.ErrUnavailable, err)
-			}
-			if err != nil {
+			if err := m.connect(ctx, r, readOnly); err != nil {
 				r.Phase = phaseConnecting
-				return err
+				return m.reconsider(ctx, r, err)
 			}
 		}
 		return m.mend(ctx, r, true)
 	})
+}
+
+// reconsider looks whether a server's contradiction is but newer than the answer of metadata that a device is made by.
+func (m *Manager) reconsider(ctx context.Context, r *record, failure error) error {
+	if errors.Is(failure, block.ErrCacheLost) { // the next attach asks for the newer epoch
+		return fmt.Errorf("%w: %v", block.ErrUnavailable, failure)
+	}
+	if errors.Is(failure, block.ErrCorrupt) {
+		a, err := m.cfg.Metadata.Attachment(ctx, r.Volume)
+		if err == nil && r.verdict(a, nil) == "" && block.ValidateSize(a.Size) == nil {
+			r.Size = a.Size
+			r.learn(a)
+		}
+	}
+	return failure
 }
 
 // mend makes a device work that is there: its sockets are alive, and its server

@@ -163,6 +163,22 @@ func TestB170ServerLies(t *testing.T) {
 	}
 }
 
+// The volume has grown, and metadata is told a moment later.
+func TestAttachMeetsGrowth(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		r.f.Change(func() { v.Size = 2 * gib })
+		time.AfterFunc(time.Second, func() { r.attachment(v, oneHost) })
+		if d := r.attach(m, v); d.Size != 2*gib {
+			t.Errorf("Attach: %+v", d)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // B065: every index is busy: an error to try again on, and nothing is left.
 func TestB065NoDeviceFree(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

@@ -19,17 +19,20 @@ const (
 // it was or without sockets, and its requests wait; it can be repeated always.
 // planned: its sockets are alive, so they are ended only when new ones are there.
 func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
+	lost := len(r.Sockets) == 0
 	if !planned {
 		if err := m.endSockets(ctx, r); err != nil {
 			return err
 		}
 	}
-	lost := len(r.Sockets) == 0
 	s, err := m.openSession(ctx, r)
 	if err != nil {
 		return err
 	}
-	if err = m.handOver(ctx, r, s, planned); errors.Is(err, block.ErrUnknown) {
+	if lost { // nobody knows the old sockets, but their server closes them for a newer session
+		m.deaths.wait(ctx, r.Index, r.Connections)
+	}
+	if err = m.handOver(ctx, r, s); errors.Is(err, block.ErrUnknown) {
 		return err // the sockets are closed when the kernel has answered
 	}
 	s.close()
@@ -38,16 +41,11 @@ func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
 	}
 	// What the kernel did not take has ended with our own reference.
 	r.Sockets = s.ids()
-	if taken := m.countAlive(r); taken < len(r.Sockets) {
-		if lost && taken > 0 {
-			r.Connections = taken // it may have been made with fewer sockets than was guessed
-		}
+	if !m.alive(r) {
 		return fmt.Errorf("%w: the driver did not take all sockets, or they ended at once", block.ErrUnavailable)
 	}
 	r.Phase, r.Server, r.Hasty = phaseConnected, s.server, false
-	if err := m.state.save(r); err != nil {
-		return err
-	}
+	m.write(r)
 	m.conditions.moved(r)
 	m.deaths.note(-1)
 	m.cfg.Log.Info("connected anew", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "session", r.Session)
@@ -55,25 +53,20 @@ func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
 }
 
 // errEnded: the driver takes no sockets for a device, because it was disconnected.
-var errEnded = fmt.Errorf("%w: it was disconnected by another program", block.ErrPrecondition)
+var errEnded = fmt.Errorf("%w: %s", block.ErrPrecondition, endedReason)
 
-func (m *Manager) handOver(ctx context.Context, r *record, s *session, planned bool) error {
-	lost := len(r.Sockets) == 0
+const endedReason = "it was disconnected by another program"
+
+// handOver gives the driver a session's sockets, once it has no others.
+func (m *Manager) handOver(ctx context.Context, r *record, s *session) error {
 	old := r.Sockets
 	r.Phase, r.Sockets = phaseMoving, append(s.ids(), old...)
 	if r.Flags == 0 {
 		r.Flags = s.export.Flags & knownFlags
 	}
-	if err := m.state.save(r); err != nil {
+	m.write(r)
+	if err := m.endThese(ctx, r, old); err != nil {
 		return err
-	}
-	if planned {
-		if err := m.endThese(ctx, r, old); err != nil {
-			return err
-		}
-	} else if lost {
-		// Nobody knows the old sockets, but their server closes them for a newer session.
-		m.deaths.wait(ctx, r.Index, r.Connections)
 	}
 	if err := m.cfg.Faults.Hit("kernel.move", r.Volume.String()); err != nil {
 		return err
@@ -106,6 +99,9 @@ func (m *Manager) endSockets(ctx context.Context, r *record) error {
 }
 
 func (m *Manager) endThese(ctx context.Context, r *record, ids []SocketID) error {
+	if len(ids) == 0 {
+		return nil
+	}
 	defer m.deaths.listen(m)()
 	if err := m.destroy(ids); err != nil {
 		return err
@@ -148,15 +144,16 @@ func (m *Manager) destroyer(r *record) func() {
 
 // alive reports whether all sockets of the record are.
 func (m *Manager) alive(r *record) bool {
-	return len(r.Sockets) > 0 && m.countAlive(r) == len(r.Sockets)
+	return len(r.Sockets) > 0 && !slices.ContainsFunc(r.Sockets, func(id SocketID) bool {
+		i, err := m.cfg.Kernel.Socket(id)
+		return err != nil || !i.Established
+	})
 }
 
-func (m *Manager) countAlive(r *record) int {
-	n := 0
-	for _, id := range r.Sockets {
-		if i, err := m.cfg.Kernel.Socket(id); err == nil && i.Established {
-			n++
-		}
+// write saves the record of a device that is there. Should that fail, a device
+// that goes on without a record is better than one that stands still.
+func (m *Manager) write(r *record) {
+	if err := m.state.save(r); err != nil {
+		m.cfg.Log.Error("a device's state cannot be kept", "volume_id", r.Volume, "device", r.path(), "err", err)
 	}
-	return n
 }

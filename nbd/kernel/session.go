@@ -75,7 +75,7 @@ func (m *Manager) openAt(ctx context.Context, r *record, address string) (*sessi
 	number := max(r.Session+1, block.SessionNumber(time.Now().UnixMilli()))
 	for doubled := 0; ; doubled++ {
 		r.Session = number
-		if err := m.state.save(r); err != nil {
+		if err := m.state.save(r); err != nil && r.Phase == phaseConnecting {
 			return nil, err
 		}
 		s, err := m.dialSession(ctx, r, address)

@@ -132,7 +132,7 @@ func (s state) remove(i Identity) error {
 // list returns the identities of which there is a record.
 func (s state) list() ([]Identity, error) {
 	entries, err := os.ReadDir(s.dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	var found []Identity
