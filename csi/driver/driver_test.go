@@ -212,14 +212,15 @@ func TestDeadlines(t *testing.T) {
 	if d := <-left; d <= 0 || d > patience {
 		t.Errorf("without a deadline: %v left", d)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	const whole = 5 * time.Second // wide: the machine is shared
+	ctx, cancel := context.WithTimeout(t.Context(), whole)
 	defer cancel()
 	err := e.create(ctx, &csispec.CreateVolumeRequest{Name: "waits"})
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "n1 has not confirmed") {
 		t.Errorf("got %v", err)
 	}
-	if d := <-left; d > 950*time.Millisecond {
-		t.Errorf("with a second: %v left", d)
+	if d := <-left; d > whole*95/100 {
+		t.Errorf("with %v: %v left", whole, d)
 	}
 }
 
