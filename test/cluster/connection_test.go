@@ -320,6 +320,23 @@ func TestB145StaleSocketFile(t *testing.T) {
 	})
 }
 
+// stopped reports whether no thread of a process runs any more: a signal stops
+// the first at once and the others when that one comes to it.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("threads of %d: %d, %v", pid, len(stats), err)
+	}
+	for _, path := range stats {
+		b, err := os.ReadFile(path)
+		if _, after, _ := bytes.Cut(b, []byte(") ")); err == nil && !bytes.HasPrefix(after, []byte("T")) {
+			return false
+		}
+	}
+	return true
+}
+
 // What lay unread while the process was stopped is never executed: its sender has long sent it again elsewhere.
 func TestH02StoppedServer(t *testing.T) {
 	s := start(t)
@@ -333,6 +350,7 @@ func TestH02StoppedServer(t *testing.T) {
 	if err := s.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, 20*time.Second, "every thread is stopped", func() bool { return stopped(t, s.PID()) })
 	if _, err := held.send(cmdWrite, 0, 0, 4096, page(2)); err != nil {
 		t.Fatal(err)
 	}
