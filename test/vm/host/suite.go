@@ -26,6 +26,7 @@ type Suite struct {
 	lines  []string      // its log
 	failed []string
 	passed int
+	used   time.Duration // of the host's processors
 }
 
 // bootTime is what a boot may take.
@@ -42,7 +43,7 @@ func (s *Suite) Run(ctx context.Context, scenarios []lab.Scenario) error {
 		}
 		scenarios = scenarios[done:]
 	}
-	fmt.Fprintf(s.Out, "%s: %d passed, %d failed, %.0f s\n", s.Machine.Kernel.Release, s.passed, len(s.failed), time.Since(began).Seconds())
+	fmt.Fprintf(s.Out, "%s: %d passed, %d failed, %.0f s, %.0f s of processors\n", s.Machine.Kernel.Release, s.passed, len(s.failed), time.Since(began).Seconds(), s.used.Seconds())
 	if len(s.failed) > 0 {
 		return fmt.Errorf("on %s failed: %s", s.Machine.Kernel.Release, strings.Join(s.failed, ", "))
 	}
@@ -87,7 +88,10 @@ func (s *Suite) boot(ctx context.Context, group []lab.Scenario, boot int) (done 
 	if err != nil {
 		return 0, false, err
 	}
-	defer v.Kill()
+	defer func() {
+		v.Kill()
+		s.used += v.used
+	}()
 	deadline := time.NewTimer(bootTime)
 	defer deadline.Stop()
 	running := "" // the scenario that has begun and not ended

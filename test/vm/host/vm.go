@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/gabion-storage/gabion/test/vm/lab"
 )
@@ -22,6 +23,7 @@ type Machine struct {
 	Initrd  string
 	Data    string // image that boots write and power cuts keep
 	Console string // file for the kernel's and the guest's console output
+	CPU     string // model, as the emulator names it
 	Append  string // more words for the kernel's command line
 }
 
@@ -30,6 +32,7 @@ type VM struct {
 	cmd    *exec.Cmd
 	Events <-chan lab.Event // closed when the VM has ended
 	exited chan struct{}
+	used   time.Duration // of the host's processors, once exited
 }
 
 // Boot starts the emulator. The memory is in MiB; the words are added to the kernel's command line.
@@ -40,7 +43,7 @@ func (m *Machine) Boot(ctx context.Context, memory, cpus int, words ...string) (
 		return []string{"-drive", "if=virtio,format=raw,file=" + file + "," + options}
 	}
 	args := []string{
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-m", fmt.Sprint(memory), "-smp", fmt.Sprint(cpus),
+		"-accel", "tcg,thread=multi", "-cpu", m.CPU, "-m", fmt.Sprint(memory), "-smp", fmt.Sprint(cpus),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-chardev", "file,id=console,append=on,path=" + m.Console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=events,signal=off", "-serial", "chardev:events",
@@ -66,6 +69,7 @@ func (m *Machine) Boot(ctx context.Context, memory, cpus int, words ...string) (
 	go func() {
 		readEvents(out, events)
 		_ = cmd.Wait() // how it ended is told by its events
+		v.used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		close(events)
 		close(v.exited)
 	}()

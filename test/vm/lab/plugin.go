@@ -102,7 +102,7 @@ func (p *Plugin) WaitReady() {
 		if time.Since(began) > patience {
 			p.t.Fatalf("the plugin is not ready within %v: %v", patience, err)
 		}
-		p.t.Pause(20 * time.Millisecond)
+		p.t.Pause(startPoll)
 	}
 }
 

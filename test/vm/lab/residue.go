@@ -77,6 +77,9 @@ func processes(names ...string) []string {
 			continue
 		}
 		name := strings.TrimSpace(string(comm))
+		if exe, err := os.Readlink(dir + "/exe"); err == nil && name == "exe" { // one that has executed itself anew
+			name = filepath.Base(exe)
+		}
 		if slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(name, n) }) {
 			found = append(found, filepath.Base(dir)+" "+name)
 		}

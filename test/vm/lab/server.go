@@ -19,6 +19,9 @@ const Gabion = "/gabion/bin/gabion"
 // patience is how long a process may take to become ready under emulation.
 const patience = 60 * time.Second
 
+// startPoll is how often one that starts is asked: under emulation asking takes from it what it needs to start.
+const startPoll = 100 * time.Millisecond
+
 // Server is a `gabion server` in the storage namespace, or the place where one was. It starts again on the same data.
 type Server struct {
 	t     *T
@@ -80,7 +83,7 @@ func (s *Server) WaitReady() {
 		if time.Since(began) > patience {
 			s.t.Fatalf("the server is not ready within %v", patience)
 		}
-		s.t.Pause(20 * time.Millisecond)
+		s.t.Pause(startPoll)
 	}
 }
 

@@ -34,6 +34,7 @@ type options struct {
 	binary   string
 	cache    string
 	append   string
+	cpu      string
 	keep     string
 	parallel int
 	seed     uint64
@@ -48,6 +49,7 @@ func main() {
 	flag.BoolVar(&o.list, "list", false, "list the scenarios and end")
 	flag.StringVar(&o.binary, "binary", os.Getenv("GABION_BINARY"), "static gabion binary to test; default: built from the tree")
 	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
+	flag.StringVar(&o.cpu, "cpu", "Nehalem,+rdrand,+rdtscp", "model of the guest's processors, as QEMU names it")
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
 	flag.StringVar(&o.keep, "console", "bin/vm-console", "where the console goes if a scenario fails, or with -v: this and the kernel's release")
 	flag.IntVar(&o.parallel, "parallel", 1, "kernels that run at the same time")
@@ -193,7 +195,7 @@ func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel,
 	at := func(name string) string { return filepath.Join(dir, k.Release+"-"+name) }
 	m := &host.Machine{
 		Kernel: k, Root: root, Payload: at("payload.img"), Initrd: at("initrd"), Data: at("data.img"), Console: at("console.log"),
-		Append: o.append,
+		CPU: o.cpu, Append: o.append,
 	}
 	if err := host.WritePayload(ctx, m.Payload, k, binaries...); err != nil {
 		return nil, err
