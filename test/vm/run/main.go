@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/gabion-storage/gabion/test/vm/host"
 	"github.com/gabion-storage/gabion/test/vm/lab"
@@ -59,7 +60,7 @@ func main() {
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := o.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
