@@ -500,6 +500,33 @@ func TestResize(t *testing.T) {
 	})
 }
 
+// The process is killed before it has given a device its patience back after a resize: the next one does.
+func TestResizeKilled(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		v := r.volume()
+		d := r.attach(m, v)
+		r.f.Change(func() { v.Size = 2 * gib })
+		r.attachment(v, oneHost)
+		r.f.Before("resize", r.fork)
+		if _, err := m.Resize(context.Background(), v.Volume, 2*gib); err != nil {
+			t.Fatal(err)
+		}
+		_ = m.Close()
+		if err := r.f.Reconfigure(d.Index, v.Backend(), kernel.Change{DeadTimeout: 10 * time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		m, stop := r.run()
+		defer stop()
+		time.Sleep(5 * time.Second)
+		if got := r.f.DeadTimeout(d.Index); got != 24*time.Hour {
+			t.Errorf("its patience is %v", got)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // The server falls silent in the moment of a resize: the machine hangs, but not for a day, and the caller not at all.
 func TestResizeMeetsSilence(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {
@@ -509,7 +536,7 @@ func TestResizeMeetsSilence(t *testing.T) {
 		d := r.attach(m, v)
 		r.f.Change(func() { v.Size = 2 * gib })
 		r.attachment(v, oneHost)
-		r.f.BeforeResize(func() { r.one.Drop(); r.f.Start(d.Index) })
+		r.f.Before("resize", func() { r.one.Drop(); r.f.Start(d.Index) })
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		begin := time.Now()

@@ -50,6 +50,9 @@ func TestB040KilledWhileAttaching(t *testing.T) {
 					defer stop()
 					if retry {
 						d := r.attach(m, v)
+						if point == "kernel.connected" && r.one.Sessions() != 4 {
+							t.Errorf("%d connections: it was not taken as it was", r.one.Sessions())
+						}
 						if nodes, _ := r.f.Nodes(); len(nodes) != 1 || <-r.f.Start(d.Index) != nil {
 							t.Errorf("devices: %+v", nodes)
 						}
@@ -361,6 +364,32 @@ func TestH86CacheEpoch(t *testing.T) {
 	}
 }
 
+// H75: the volume was attached anew while the plugin was away: the watch ends the old device.
+func TestH75WatchEndsTheOld(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		v := r.volume()
+		d := r.attach(m, v)
+		unmount := r.f.Mount(d.Index, "/staging")
+		stop()
+		r.one.Kill()
+		v.Attachment, v.Token = block.AttachmentID{UUID: block.NewUUID()}, "secret-other"
+		r.attachment(v, oneHost)
+		r.one.Serve()
+		m, stop = r.run()
+		defer stop()
+		if err := <-r.f.Start(d.Index); !errors.Is(err, block.ErrIO) {
+			t.Errorf("a dirty page: %v", err)
+		}
+		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused {
+			t.Errorf("Condition: %+v, %v", c, err)
+		}
+		unmount()
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // H75: the node returns with a device of an attachment that has ended, and gets
 // the volume again. The old device is never joined to the new attachment.
 func TestH75NodeReturns(t *testing.T) {
@@ -442,6 +471,26 @@ func TestDetachFromASilentServer(t *testing.T) {
 		begin := time.Now()
 		r.detach(m, v)
 		if took := time.Since(begin); took > 500*time.Millisecond {
+			t.Errorf("Detach took %v", took)
+		}
+		r.noResidue()
+	})
+}
+
+// The server falls silent in the moment of a detach: the machine's lock is held until the watchdog ends the sockets.
+func TestDetachMeetsSilence(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		r.attach(m, v)
+		r.f.Before("disconnect", func() {
+			r.one.Stop()
+			r.one.Fill(true)
+		})
+		begin := time.Now()
+		r.detach(m, v)
+		if took := time.Since(begin); took > 3*time.Second {
 			t.Errorf("Detach took %v", took)
 		}
 		r.noResidue()

@@ -48,7 +48,7 @@ type Fake struct {
 	cookies  uint64
 	watchers map[chan int]bool
 	mute     bool
-	before   func()                   // a size change, once
+	before   map[string]func()        // by call, once
 	stuck    map[string]chan struct{} // by call: until when it hangs
 	calls    map[string]int
 	running  sync.WaitGroup
@@ -60,7 +60,7 @@ func New() *Fake {
 		CPUs: 4, genl: make(chan struct{}, 1), changed: make(chan struct{}),
 		devices: make(map[int]*device), goneAt: make(map[int]time.Time), servers: make(map[string]*Server),
 		sockets: make(map[uint64]*socket), watchers: make(map[chan int]bool),
-		stuck: make(map[string]chan struct{}), calls: make(map[string]int),
+		stuck: make(map[string]chan struct{}), calls: make(map[string]int), before: make(map[string]func()),
 	}
 }
 
@@ -117,6 +117,7 @@ func (f *Fake) enter(call string) (leave func()) {
 	if c != nil {
 		<-c
 	}
+	f.happen(call)
 	return func() { <-f.genl }
 }
 
@@ -136,11 +137,23 @@ func (f *Fake) Stick(call string) (release func()) {
 	}
 }
 
-// BeforeResize runs something when the next size change has begun.
-func (f *Fake) BeforeResize(do func()) {
+// Before runs something when the next call of one kind ("connect", "reconfigure", "disconnect", "resize") has begun.
+func (f *Fake) Before(call string, do func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.before = do
+	f.before[call] = do
+}
+
+// happen runs what is to be run before a call.
+func (f *Fake) happen(call string) {
+	f.mu.Lock()
+	do := f.before[call]
+	delete(f.before, call)
+	f.mu.Unlock()
+	if do != nil {
+		do()
+		time.Sleep(noticeDelay)
+	}
 }
 
 // Calls counts the calls of one kind.
@@ -222,13 +235,9 @@ func (f *Fake) Reconfigure(index int, backend string, c kernel.Change) error {
 
 // resize waits until nothing is in flight, with the netlink lock held. f.mu is held, but not meanwhile.
 func (f *Fake) resize(d *device, size int64) {
-	if before := f.before; before != nil {
-		f.before = nil
-		f.mu.Unlock()
-		before()
-		time.Sleep(noticeDelay)
-		f.mu.Lock()
-	}
+	f.mu.Unlock()
+	f.happen("resize")
+	f.mu.Lock()
 	if !f.NoFreeze && size != d.Size {
 		d.frozen = true
 		for d.inflight > 0 && !f.closed {
