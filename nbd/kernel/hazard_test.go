@@ -556,6 +556,35 @@ func TestDriverHangs(t *testing.T) {
 	}
 }
 
+// Calls that come and come, and cannot succeed, do not keep a device from being mended.
+func TestCallsDoNotStopMoves(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		unmount := r.f.Mount(d.Index, "/mnt")
+		r.f.Change(func() { v.Size = 2 * gib })
+		l := r.load(d.Index)
+		r.one.Kill()
+		time.Sleep(time.Second)
+		r.one.Serve()
+		end := time.Now().Add(5 * time.Second)
+		for time.Now().Before(end) {
+			if _, err := m.Resize(context.Background(), v.Volume, 2*gib); err == nil {
+				t.Error("resized beyond what metadata says")
+			}
+			if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrInUse) {
+				t.Errorf("Detach: %v", err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		l.end(t, timer+slack)
+		unmount()
+		r.detach(m, v)
+	})
+}
+
 // Somebody disconnects our device by hand.
 func TestDisconnectedByAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

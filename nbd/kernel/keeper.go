@@ -17,6 +17,8 @@ type keeper struct {
 	id      block.VolumeID
 	inquiry inquiry
 
+	yielded bool // the last turn was given up half-way: the next one is not, or calls that come and come would stop all moves
+
 	told   string // the last trouble that was logged
 	toldAt time.Time
 }
@@ -47,12 +49,17 @@ func (k *keeper) tell(ctx context.Context, err error) {
 
 // turn looks at the volume's devices once and does what is due. nil: nothing is left to do.
 func (k *keeper) turn(ctx context.Context) error {
-	m := k.w.m
-	ctx, leave, err := m.lanes.enter(ctx, k.id, true)
+	turn, leave, err := k.w.m.lanes.enter(ctx, k.id, !k.yielded)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	defer func() { k.yielded = turn.Err() != nil && ctx.Err() == nil }()
+	return k.work(turn)
+}
+
+func (k *keeper) work(ctx context.Context) error {
+	m := k.w.m
 	all, err := m.find(ctx, k.id)
 	if err != nil {
 		return err

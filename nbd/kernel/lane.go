@@ -30,9 +30,9 @@ type lane struct {
 	yield func()        // asks background work that has the turn to give it up; under lanes.mu
 }
 
-// enter waits for the volume's turn. Background work gives it up when a call
-// wants it: then the returned context ends.
-func (ls *lanes) enter(ctx context.Context, id block.VolumeID, background bool) (_ context.Context, leave func(), err error) {
+// enter waits for the volume's turn, and asks who has it to yield. Work that
+// yields does so when others want the turn: then the returned context ends.
+func (ls *lanes) enter(ctx context.Context, id block.VolumeID, yields bool) (_ context.Context, leave func(), err error) {
 	ls.mu.Lock()
 	l := ls.of[id]
 	if l == nil {
@@ -40,7 +40,7 @@ func (ls *lanes) enter(ctx context.Context, id block.VolumeID, background bool) 
 		ls.of[id] = l
 	}
 	l.users++
-	if l.yield != nil && !background {
+	if l.yield != nil {
 		l.yield()
 	}
 	ls.mu.Unlock()
@@ -64,7 +64,7 @@ func (ls *lanes) enter(ctx context.Context, id block.VolumeID, background bool) 
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	if background {
+	if yields {
 		ls.mu.Lock()
 		l.yield = cancel
 		if l.users > 1 {

@@ -386,6 +386,13 @@ func (m *Manager) forgetGone(id block.VolumeID) error {
 // size bytes; it never makes it smaller. ErrUnavailable: the volume has not
 // grown so far yet, or its server does not answer now; the device is untouched.
 func (m *Manager) Resize(ctx context.Context, id block.VolumeID, size int64) (Device, error) {
+	now, err := m.Find(id)
+	if err != nil || now.Size >= size {
+		return now, err
+	}
+	if now.Condition.Health != Connected { // who mends it is not to be disturbed
+		return Device{}, fmt.Errorf("%w: resizing %s of volume %s: %s", block.ErrUnavailable, now.Path, id, now.Condition.Reason)
+	}
 	ctx, leave, err := m.lanes.enter(ctx, id, false)
 	if err != nil {
 		return Device{}, err
