@@ -568,6 +568,7 @@ func TestCallsDoNotStopMoves(t *testing.T) {
 		l := r.load(d.Index)
 		r.one.Kill()
 		time.Sleep(time.Second)
+		r.one.Slow(200 * time.Millisecond)
 		r.one.Serve()
 		end := time.Now().Add(5 * time.Second)
 		for time.Now().Before(end) {

@@ -106,6 +106,7 @@ type Server struct {
 	address  string
 	state    serverState
 	full     bool
+	slow     time.Duration
 	mutate   func(*client.Export)
 	volumes  map[block.VolumeID]*Volume
 	requests int
@@ -184,6 +185,13 @@ func (s *Server) Fill(full bool) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	s.full = full
+}
+
+// Slow makes each handshake take a time.
+func (s *Server) Slow(d time.Duration) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	s.slow = d
 }
 
 // Say changes what handshakes say of exports; nil: the truth.
@@ -271,7 +279,16 @@ func (f *Fake) Dial(ctx context.Context, t client.Target) (kernel.Socket, client
 			return nil, client.Export{}, fmt.Errorf("%w: %s: %w", block.ErrUnavailable, t.Address, ctx.Err())
 		}
 	}
-	if s.state == down || f.closed {
+	if s.slow > 0 {
+		late := time.After(s.slow)
+		f.mu.Unlock()
+		select {
+		case <-late:
+		case <-ctx.Done():
+		}
+		f.mu.Lock()
+	}
+	if s.state != serving || f.closed || ctx.Err() != nil {
 		return nil, client.Export{}, refused
 	}
 	return s.open(t)
