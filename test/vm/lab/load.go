@@ -28,9 +28,10 @@ type Shape struct {
 	Pace    time.Duration // between two operations of a worker
 }
 
-// The shapes of loads: an ordinary one, one that keeps 32 requests in flight at each place, and one for many places.
+// The shapes of loads: an ordinary one, whose pace leaves the emulator's processors to what the scenario does, one that
+// keeps 32 requests in flight at each place, and one for many places.
 var (
-	Ordinary = Shape{Workers: 4, Span: 4 << 20}
+	Ordinary = Shape{Workers: 4, Span: 4 << 20, Pace: 10 * time.Millisecond}
 	Deep     = Shape{Workers: 32, Span: 256 << 10}
 	Light    = Shape{Workers: 1, Span: 1 << 20, Pace: 50 * time.Millisecond}
 )
