@@ -69,6 +69,7 @@ func (m *Manager) take(ctx context.Context, r *record, s *session, flags uint16)
 		if !errors.Is(err, block.ErrInUse) {
 			return err
 		}
+		m.begun(index)
 		refusal = err
 		if !m.alive(r) {
 			return fmt.Errorf("%w: connecting: %w", block.ErrUnavailable, err)
@@ -110,8 +111,8 @@ func (m *Manager) takeAt(ctx context.Context, r *record, s *session, flags uint1
 	})
 }
 
-// reserve finds the lowest index, at least from, that has no device and no bound
-// device node, and keeps it from other calls until it is released.
+// reserve finds the lowest index, at least from, that has no device, or one that
+// was begun, and no bound device node. It is kept from other calls until it is released.
 func (m *Manager) reserve(from int) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +121,7 @@ func (m *Manager) reserve(from int) (int, error) {
 		return 0, err
 	}
 	for index := from; ; index++ {
-		taken := slices.ContainsFunc(nodes, func(n Node) bool { return n.Index == index })
+		taken := slices.ContainsFunc(nodes, func(n Node) bool { return n.Index == index && (n.Configured || !m.blank[index]) })
 		if taken || m.reserved[index] {
 			continue
 		}
@@ -128,10 +129,21 @@ func (m *Manager) reserve(from int) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if !u.Any() {
+		if len(u.Mounts) == 0 {
+			delete(m.blank, index)
 			m.reserved[index] = true
 			return index, nil
 		}
+	}
+}
+
+// begun remembers a device that a call has made and could not connect. Only a
+// device that was connected goes when it ends, so the next call is to take it.
+func (m *Manager) begun(index int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n, err := m.cfg.Kernel.Node(index); err == nil && !n.Configured {
+		m.blank[index] = true
 	}
 }
 

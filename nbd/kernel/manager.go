@@ -58,6 +58,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	reserved map[int]bool // indexes that a call is trying
+	blank    map[int]bool // indexes whose devices were made here, and not connected
 }
 
 // New returns a manager that has touched nothing yet but its state directory. Close it.
@@ -80,7 +81,7 @@ func New(cfg Config) (*Manager, error) {
 		lanes:      &lanes{dir: cfg.State, of: make(map[block.VolumeID]*lane)},
 		conditions: conditions{of: make(map[string]*memory)},
 		deaths:     newDeaths(),
-		reserved:   make(map[int]bool),
+		reserved:   make(map[int]bool), blank: make(map[int]bool),
 	}
 	m.life, m.die = context.WithCancel(context.Background())
 	return m, nil
@@ -373,10 +374,14 @@ func (m *Manager) forgetGone(id block.VolumeID) error {
 	}
 	for _, i := range kept {
 		there := slices.ContainsFunc(nodes, func(n Node) bool { return n.Configured && n.Backend == i.Backend() })
-		if i.Volume == id && !there {
-			if err := m.state.remove(i); err != nil {
-				return err
-			}
+		if i.Volume != id || there {
+			continue
+		}
+		if r, err := m.state.load(i); err == nil && r != nil && r.Phase == phaseConnecting {
+			m.begun(r.Index)
+		}
+		if err := m.state.remove(i); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -240,6 +240,43 @@ func TestB039NewDeviceIsOpenForAMoment(t *testing.T) {
 	})
 }
 
+// H76: a call was cut off when it had made a device and not connected it: the next volume takes its number, and then
+// it is gone. One that another program has left behind is not touched.
+func TestH76DeviceMadeAndNotConnected(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		killed := r.manager()
+		defer killed.Close()
+		v := r.volume()
+		r.f.Curious = 1000
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { _, err := killed.Attach(ctx, v.Volume, false); ended <- err }()
+		eventually(t, "a device is made", time.Second, func() bool { return r.f.Calls("connect") > 1 })
+		r.fork()
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("it was attached")
+		}
+		r.f.Orphan()
+		r.f.Curious = 0
+		m, stop := r.run()
+		defer stop()
+		eventually(t, "its record is gone", 5*time.Second, func() bool { return len(r.records()) == 0 })
+		other := r.volume()
+		if d := r.attach(m, other); d.Index != 0 {
+			t.Errorf("took %s", d.Path)
+		}
+		r.detach(m, other)
+		r.noResidue()
+
+		r.f.Blank(0)
+		if d := r.attach(m, v); d.Index != 1 {
+			t.Errorf("took %s, which somebody else has made", d.Path)
+		}
+		r.detach(m, v)
+	})
+}
+
 // A device of Gabion's that neither a record nor metadata knows may be another cluster's.
 func TestUnknownDeviceIsLeftAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

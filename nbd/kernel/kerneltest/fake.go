@@ -485,6 +485,13 @@ func (f *Fake) Foreign(index int, backend string) {
 	f.devices[index] = &device{Connect: kernel.Connect{Index: index, Backend: backend, Size: 1 << 20, BlockSize: 4096}, foreign: true}
 }
 
+// Blank makes a device that another program has left behind without a connection.
+func (f *Fake) Blank(index int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.devices[index] = &device{Connect: kernel.Connect{Index: index}, blank: true}
+}
+
 // Touched reports whether a foreign device is not as it was made.
 func (f *Fake) Touched(index int) bool {
 	f.mu.Lock()
