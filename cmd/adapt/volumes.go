@@ -95,7 +95,7 @@ func (v Volumes) DeleteVolume(ctx context.Context, id block.VolumeID) error {
 
 // Attach implements controller.VolumeService. The token stays behind.
 func (v Volumes) Attach(ctx context.Context, id block.VolumeID, node string, readOnly bool) (controller.Attachment, error) {
-	r, err := v.API.Attach(ctx, &metapb.AttachRequest{Volume: byID(id), Node: node, ReadOnly: readOnly})
+	r, err := v.API.Attach(ctx, &metapb.AttachRequest{Volume: byID(id), Node: node, ReadOnly: readOnly, RecordsFormat: true})
 	if err != nil {
 		return controller.Attachment{}, err
 	}

@@ -66,7 +66,8 @@ type Volumes interface {
 	Describe(ctx context.Context, volume block.VolumeID) (Volume, error)
 	// SetFormat records how far formatting has come, on behalf of a current attachment.
 	// FormatStarted is refused (ErrPrecondition) unless the volume is FormatNone with
-	// nothing born, or FormatStarted. Durable on return.
+	// nothing born, or FormatStarted, and if others may write to it by the same
+	// attachment. Durable on return.
 	SetFormat(ctx context.Context, volume block.VolumeID, attachment block.AttachmentID, f FormatState) error
 }
 

@@ -26,7 +26,7 @@ func (d *draft) attachVolume(c *metapb.AttachVolume) (*metapb.Attachment, error)
 		return nil, err
 	}
 	if has := v.attachedTo(a.Node); has != nil {
-		return again(v, has, a)
+		return d.attachAgain(v, has, a, c.Version)
 	}
 	if err := d.mayShare(v, a); err != nil {
 		return nil, err
@@ -34,9 +34,8 @@ func (d *draft) attachVolume(c *metapb.AttachVolume) (*metapb.Attachment, error)
 	if err := d.mayTakeMore(a.Node); err != nil {
 		return nil, fmt.Errorf("volume %q: %w", v.Name, err)
 	}
-	if c.Version != 0 && c.Version != v.Version {
-		return nil, fmt.Errorf("%w: volume %q changed from version %d to %d since it was looked up",
-			block.ErrStale, v.Name, c.Version, v.Version)
+	if err := v.seenAt(c.Version); err != nil {
+		return nil, err
 	}
 	digest := sha256.Sum256(a.Token)
 	a.TokenDigest, a.CreatedAt, a.Revoking = digest[:], d.time, false
@@ -44,9 +43,27 @@ func (d *draft) attachVolume(c *metapb.AttachVolume) (*metapb.Attachment, error)
 	i, _ := slices.BinarySearchFunc(v.attachments, a.Node, byNode)
 	next.attachments = slices.Insert(slices.Clone(v.attachments), i, a)
 	d.countAttachment(a.Node, 1)
-	d.store(next)
 	d.emitVolume(Attached, next, a.Node, "volume %q was attached to node %q", v.Name, a.Node)
+	d.endFormatting(next, a)
+	d.store(next)
 	return a, nil
+}
+
+// endFormatting ends a formatting that was begun, now that somebody may write
+// what nobody records: who formatted again might format that.
+func (d *draft) endFormatting(v *volume, a *metapb.Attachment) {
+	if a.Foreign && !a.ReadOnly && v.Format == metapb.Volume_STARTED {
+		v.Format = metapb.Volume_DONE
+		d.emitVolume(FormatDone, v, a.Node, "formatting of volume %q had begun and is not repeated: node %q may write anything", v.Name, a.Node)
+	}
+}
+
+// seenAt refuses a change that was decided upon at another version of the volume; 0: not checked.
+func (v *volume) seenAt(version uint64) error {
+	if version != 0 && version != v.Version {
+		return fmt.Errorf("%w: volume %q changed from version %d to %d since it was looked up", block.ErrStale, v.Name, version, v.Version)
+	}
+	return nil
 }
 
 func byNode(a *metapb.Attachment, node string) int { return strings.Compare(a.Node, node) }
@@ -59,16 +76,28 @@ func (v *volume) attachedTo(node string) *metapb.Attachment {
 	return nil
 }
 
-// again is the outcome of an attach to a node that has the volume.
-func again(v *volume, has, want *metapb.Attachment) (*metapb.Attachment, error) {
+// attachAgain attaches a volume to a node that has it: the attachment stays,
+// and is on the terms of all who asked for it, since all have its token.
+func (d *draft) attachAgain(v *volume, has, want *metapb.Attachment, version uint64) (*metapb.Attachment, error) {
 	switch {
 	case has.Revoking:
 		return nil, beingDetached(v, has)
 	case has.ReadOnly != want.ReadOnly:
 		return nil, fmt.Errorf("%w: volume %q is attached to node %q %s: detach it first to change that",
 			block.ErrExists, v.Name, has.Node, access(has))
+	case has.Foreign || !want.Foreign:
+		return has, nil
 	}
-	return has, nil
+	if err := v.seenAt(version); err != nil {
+		return nil, err
+	}
+	a, next := proto.CloneOf(has), v.changed()
+	a.Foreign = true
+	next.attachments = slices.Clone(v.attachments)
+	next.attachments[v.attachment(a.Id)] = a
+	d.endFormatting(next, a)
+	d.store(next)
+	return a, nil
 }
 
 // mayShare refuses an attachment beside those of other nodes, unless all of

@@ -68,7 +68,7 @@ func (d *draft) setFormat(c *metapb.SetFormat) (*metapb.Volume, error) {
 	switch c.Format {
 	case metapb.Volume_DONE:
 	case metapb.Volume_STARTED:
-		if err := v.checkBlank(); err != nil {
+		if err := v.checkBlank(c.AttachmentId); err != nil {
 			return nil, err
 		}
 	default:
@@ -102,10 +102,14 @@ func (v *volume) mayFormat(attachment string) error {
 	return nil
 }
 
-func (v *volume) checkBlank() error {
+func (v *volume) checkBlank(attachment string) error {
+	a := v.attachments[v.attachment(attachment)]
 	switch {
 	case v.Format == metapb.Volume_DONE:
 		return fmt.Errorf("%w: volume %q must not be formatted: it was before, and may hold data", block.ErrPrecondition, v.Name)
+	case a.Foreign:
+		return fmt.Errorf("%w: volume %q must not be formatted: it was also attached to node %q for somebody who may write anything to it: detach it there first",
+			block.ErrPrecondition, v.Name, a.Node)
 	case v.Format == metapb.Volume_NONE && v.runs.Len() > 0:
 		return fmt.Errorf("%w: volume %q must not be formatted: parts of it are in use, and nobody recorded that they come from formatting",
 			block.ErrPrecondition, v.Name)

@@ -56,7 +56,8 @@ func (g *generator) any(c *metapb.Command, v *View) {
 		c.Kind = &metapb.Command_DeleteVolume{DeleteVolume: &metapb.DeleteVolume{Id: vol}}
 	case k < 42:
 		g.ids++
-		a := &metapb.Attachment{Id: id(fmt.Sprint("a", g.ids)), VolumeId: vol, Node: g.one("k1", "k2", "k3"), ReadOnly: g.IntN(3) > 0, Token: []byte(fmt.Sprintf("%032d", g.ids))}
+		a := &metapb.Attachment{Id: id(fmt.Sprint("a", g.ids)), VolumeId: vol, Node: g.one("k1", "k2", "k3"), ReadOnly: g.IntN(3) > 0, Token: []byte(fmt.Sprintf("%032d", g.ids)),
+			Foreign: v.Level() >= LevelTerms && g.IntN(3) == 0}
 		c.Kind = &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{Attachment: a, Version: uint64(g.IntN(2) * g.IntN(5))}}
 	case k < 48:
 		c.Kind = &metapb.Command_DetachVolume{DetachVolume: &metapb.DetachVolume{VolumeId: vol, AttachmentId: g.attachment(v, vol)}}
@@ -92,7 +93,7 @@ func (g *generator) rack(v *View) string {
 
 func (g *generator) putNode() *metapb.Command_PutNode {
 	name := g.one("n1", "n2", "n3")
-	c := &metapb.PutNode{Node: &metapb.Node{Name: name, Rack: g.one("r1", "r2"), Process: g.one("p1", "p1", "p2"), FeatureLevel: uint32(1 + g.IntN(2))}, Disks: g.disks(name)}
+	c := &metapb.PutNode{Node: &metapb.Node{Name: name, Rack: g.one("r1", "r2"), Process: g.one("p1", "p1", "p2"), FeatureLevel: uint32(1 + g.IntN(Level))}, Disks: g.disks(name)}
 	if g.seldom() && len(c.Disks) > 0 {
 		c.MovedDisks = []string{c.Disks[0].Id}
 	}

@@ -11,7 +11,7 @@ import (
 
 // Level is the highest feature level this binary can apply. A proposer uses
 // View.Level: a level above 1 starts only when all nodes have announced it.
-const Level = levelConsumers
+const Level = LevelTerms
 
 // The levels, each with what it added.
 const (
@@ -19,6 +19,8 @@ const (
 	// SetFormat, PutConsumer, racks and file systems of volumes; several nodes may hold a volume
 	// that all of them only read; a consumer takes a limited number of volumes.
 	levelConsumers = 2
+	// LevelTerms: attachments know on which terms they were given: see Attachment.foreign.
+	LevelTerms = 3
 )
 
 // ErrNewer says that a command or a snapshot comes from a newer feature level.
@@ -50,6 +52,9 @@ func Validate(c *metapb.Command) error {
 // needs is the lowest level at which a command can be applied wholly. At a lower
 // one an older voter would halt at it.
 func needs(c *metapb.Command) uint32 {
+	if c.GetAttachVolume().GetAttachment().GetForeign() {
+		return LevelTerms
+	}
 	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" || c.GetCreateVolume().GetPolicy().GetFsType() != "" {
 		return levelConsumers
 	}

@@ -80,8 +80,8 @@ type modelVolume struct {
 }
 
 type modelAttachment struct {
-	id            string
-	readOnly, end bool
+	id                     string
+	readOnly, end, foreign bool
 }
 
 type modelMember struct {
@@ -91,6 +91,9 @@ type modelMember struct {
 }
 
 func (m *model) apply(c *metapb.Command) error {
+	if c.Level < 3 && c.GetAttachVolume().GetAttachment().GetForeign() {
+		return block.ErrUnavailable
+	}
 	if c.Level < 2 && (c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "") {
 		return block.ErrUnavailable
 	}
@@ -336,7 +339,13 @@ func (m *model) attach(c *metapb.AttachVolume, level uint32) error {
 			return block.ErrInUse
 		case has.readOnly != a.ReadOnly:
 			return block.ErrExists
+		case has.foreign || !a.Foreign:
+			return nil
+		case c.Version != 0 && c.Version != v.version:
+			return block.ErrStale
 		}
+		has.foreign = true
+		v.attach(a.Node, has)
 		return nil
 	}
 	for _, other := range v.attached {
@@ -359,9 +368,16 @@ func (m *model) attach(c *metapb.AttachVolume, level uint32) error {
 	case c.Version != 0 && c.Version != v.version:
 		return block.ErrStale
 	}
-	v.attached[a.Node] = modelAttachment{id: a.Id, readOnly: a.ReadOnly}
-	v.version++
+	v.attach(a.Node, modelAttachment{id: a.Id, readOnly: a.ReadOnly, foreign: a.Foreign})
 	return nil
+}
+
+func (v *modelVolume) attach(node string, a modelAttachment) {
+	v.attached[node] = a
+	v.version++
+	if a.foreign && !a.readOnly && v.format == metapb.Volume_STARTED {
+		v.format = metapb.Volume_DONE
+	}
 }
 
 func (v *modelVolume) attachment(id string) (node string, a modelAttachment) {
@@ -408,7 +424,7 @@ func (m *model) setFormat(c *metapb.SetFormat) error {
 		return block.ErrInvalid
 	case c.Format == v.format:
 		return nil
-	case c.Format == metapb.Volume_STARTED && (v.format == metapb.Volume_DONE || len(v.runs) > 0):
+	case c.Format == metapb.Volume_STARTED && (v.format == metapb.Volume_DONE || a.foreign || len(v.runs) > 0):
 		return block.ErrPrecondition
 	}
 	v.format = c.Format
@@ -581,7 +597,7 @@ func (m *model) describe() string {
 			parts = append(parts, fmt.Sprintf("run %d %s", i, disks))
 		}
 		for node, a := range v.attached {
-			parts = append(parts, fmt.Sprintf("attached %q %q %t %t", a.id, node, a.readOnly, a.end))
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t", a.id, node, a.readOnly, a.end, a.foreign))
 		}
 		sort.Strings(parts)
 		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", id, v.name, v.size, v.wanted, v.replicas, v.version, v.epoch,
@@ -613,7 +629,7 @@ func describe(view *View) string {
 			parts = append(parts, fmt.Sprintf("run %d %s", r.Index, strings.Join(r.Disks, " ")))
 		}
 		for _, a := range m.Attachments {
-			parts = append(parts, fmt.Sprintf("attached %q %q %t %t", a.Id, a.Node, a.ReadOnly, a.Revoking))
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t", a.Id, a.Node, a.ReadOnly, a.Revoking, a.Foreign))
 		}
 		sort.Strings(parts)
 		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", v.Id, v.Name, v.Size, v.WantedSize, v.Policy.Replicas, v.Version,

@@ -162,7 +162,11 @@ func showVolume(v *metapb.Volume) string {
 }
 
 func showAttachment(a *metapb.Attachment) string {
-	return fmt.Sprintf("%s to %s, read-only %t, revoking %t", a.Id, a.Node, a.ReadOnly, a.Revoking)
+	text := fmt.Sprintf("%s to %s, read-only %t, revoking %t", a.Id, a.Node, a.ReadOnly, a.Revoking)
+	if a.Foreign {
+		text += ", foreign"
+	}
+	return text
 }
 
 func showEvents(events []*metapb.Event) string {

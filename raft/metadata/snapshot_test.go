@@ -102,7 +102,7 @@ func TestH81NewerSnapshotOlderVoter(t *testing.T) {
 // applied, a server that is not upgraded yet can read what the others write.
 func TestH81SnapshotsDuringAnUpgrade(t *testing.T) {
 	s := prepared(t, "a")
-	consumer := &metapb.Command{Level: Level, Kind: &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{
+	consumer := &metapb.Command{Level: levelConsumers, Kind: &metapb.Command_PutConsumer{PutConsumer: &metapb.PutConsumer{
 		Consumer: &metapb.Consumer{Name: "k1", Rack: "r1"}}}}
 	for _, level := range []uint32{levelFirst, levelConsumers} {
 		raw := encoded(t, s.View())

@@ -625,10 +625,13 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 }
 
 type AttachRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // the consumer
-	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Volume   *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Node     string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // the consumer
+	ReadOnly bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Whoever uses the attachment formats the volume by SetFormat or not at all, and says DONE before anybody else writes to
+	// it. Without this promise a volume that is attached to be written to may hold anything: formatting that was begun is over.
+	RecordsFormat bool `protobuf:"varint,4,opt,name=records_format,json=recordsFormat,proto3" json:"records_format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -680,6 +683,13 @@ func (x *AttachRequest) GetNode() string {
 func (x *AttachRequest) GetReadOnly() bool {
 	if x != nil {
 		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *AttachRequest) GetRecordsFormat() bool {
+	if x != nil {
+		return x.RecordsFormat
 	}
 	return false
 }
@@ -956,7 +966,7 @@ type SetFormatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *VolumeRef             `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	AttachmentId  string                 `protobuf:"bytes,2,opt,name=attachment_id,json=attachmentId,proto3" json:"attachment_id,omitempty"`
-	Format        Volume_Format          `protobuf:"varint,3,opt,name=format,proto3,enum=gabion.v1.Volume_Format" json:"format,omitempty"` // STARTED: refused unless NONE with nothing born, or STARTED; DONE: from any
+	Format        Volume_Format          `protobuf:"varint,3,opt,name=format,proto3,enum=gabion.v1.Volume_Format" json:"format,omitempty"` // STARTED: refused unless NONE with nothing born, or STARTED, and if the attachment is foreign; DONE: from any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2605,11 +2615,12 @@ const file_metadata_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"C\n" +
 	"\x13DeleteVolumeRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\"\x16\n" +
-	"\x14DeleteVolumeResponse\"n\n" +
+	"\x14DeleteVolumeResponse\"\x95\x01\n" +
 	"\rAttachRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\xa5\x01\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12%\n" +
+	"\x0erecords_format\x18\x04 \x01(\bR\rrecordsFormat\"\xa5\x01\n" +
 	"\x0eAttachResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.gabion.v1.VolumeR\x06volume\x125\n" +
 	"\n" +

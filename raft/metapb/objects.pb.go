@@ -583,15 +583,17 @@ func (x *Volume) GetFormat() Volume_Format {
 }
 
 type Attachment struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	VolumeId      string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	Token         []byte                 `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`        // a secret; only in the answer to Attach and in the log
-	Revoking      bool                   `protobuf:"varint,6,opt,name=revoking,proto3" json:"revoking,omitempty"` // detach asked for, the primary has not confirmed yet
-	CreatedAt     int64                  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	TokenDigest   []byte                 `protobuf:"bytes,8,opt,name=token_digest,json=tokenDigest,proto3" json:"token_digest,omitempty"` // SHA-256 of the token
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	VolumeId    string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Node        string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	ReadOnly    bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Token       []byte                 `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`        // a secret; only in the answer to Attach and in the log
+	Revoking    bool                   `protobuf:"varint,6,opt,name=revoking,proto3" json:"revoking,omitempty"` // detach asked for, the primary has not confirmed yet
+	CreatedAt   int64                  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	TokenDigest []byte                 `protobuf:"bytes,8,opt,name=token_digest,json=tokenDigest,proto3" json:"token_digest,omitempty"` // SHA-256 of the token
+	// Somebody who has the token may write what SetFormat knows nothing of: under this attachment nothing is formatted.
+	Foreign       bool `protobuf:"varint,9,opt,name=foreign,proto3" json:"foreign,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -680,6 +682,13 @@ func (x *Attachment) GetTokenDigest() []byte {
 		return x.TokenDigest
 	}
 	return nil
+}
+
+func (x *Attachment) GetForeign() bool {
+	if x != nil {
+		return x.Foreign
+	}
+	return false
 }
 
 // A node that volumes can be published to. It need not be a storage node.
@@ -1667,7 +1676,7 @@ const file_objects_proto_rawDesc = "" +
 	"\x12FORMAT_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04NONE\x10\x01\x12\v\n" +
 	"\aSTARTED\x10\x02\x12\b\n" +
-	"\x04DONE\x10\x03\"\xde\x01\n" +
+	"\x04DONE\x10\x03\"\xf8\x01\n" +
 	"\n" +
 	"Attachment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
@@ -1678,7 +1687,8 @@ const file_objects_proto_rawDesc = "" +
 	"\brevoking\x18\x06 \x01(\bR\brevoking\x12\x1d\n" +
 	"\n" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12!\n" +
-	"\ftoken_digest\x18\b \x01(\fR\vtokenDigest\"x\n" +
+	"\ftoken_digest\x18\b \x01(\fR\vtokenDigest\x12\x18\n" +
+	"\aforeign\x18\t \x01(\bR\aforeign\"x\n" +
 	"\bConsumer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04rack\x18\x02 \x01(\tR\x04rack\x12\x1f\n" +

@@ -36,6 +36,8 @@ func (s *Service) Attach(ctx context.Context, in *metapb.AttachRequest) (*metapb
 	}
 	a := &metapb.Attachment{
 		Id: block.NewUUID().String(), VolumeId: id.String(), Node: in.GetNode(), ReadOnly: in.GetReadOnly(), Token: newToken(),
+		// Servers of before would not know, and clients of before are served all the same.
+		Foreign: !in.GetReadOnly() && !in.GetRecordsFormat() && v.Level() >= metadata.LevelTerms,
 	}
 	for range attempts {
 		r, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{

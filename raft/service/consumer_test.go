@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
@@ -86,6 +87,10 @@ func TestH81OlderServerInTheCluster(t *testing.T) {
 	old.FeatureLevel = 2
 	register()
 	w.consumer("k1", "r1", 0)
+	w.detach("v", "k1")
+	if a := w.attach("v", "k1").Attachment; a.Foreign { // it is made, though nothing can be noted of it yet
+		t.Errorf("at level 2: %v", a)
+	}
 }
 
 func TestGetAttachment(t *testing.T) {
@@ -137,7 +142,10 @@ func TestSetFormat(t *testing.T) {
 	w.register("n1", d)
 	v := w.create("v", gib)
 	w.create("raw", gib)
-	a, raw := w.attach("v", "k1").Attachment, w.attach("raw", "k1").Attachment
+	attach := func(name string) *metapb.Attachment {
+		return w.attachAs(&metapb.AttachRequest{Volume: byName(name), Node: "k1", RecordsFormat: true}).Attachment
+	}
+	a, raw := attach("v"), attach("raw")
 	set := func(volume string, a *metapb.Attachment, f metapb.Volume_Format) error {
 		got, err := w.SetFormat(t.Context(), &metapb.SetFormatRequest{Volume: byName(volume), AttachmentId: a.Id, Format: f})
 		if err == nil && got.Format != f {
@@ -178,6 +186,55 @@ func TestSetFormat(t *testing.T) {
 	}
 	if err := set("raw", raw, metapb.Volume_DONE); err != nil {
 		t.Error(err)
+	}
+}
+
+// B069: formatting begins again after a node's death, but not after anybody had
+// the volume who did not promise to say what he writes.
+func TestB069BegunAndThenForeign(t *testing.T) {
+	w := newWorld(t)
+	w.register("n1", disk(1, 100*gib))
+	for _, tt := range []struct {
+		name string
+		then *metapb.AttachRequest // before the volume is formatted anew; nil: nobody
+		want metapb.Volume_Format
+	}{
+		{"nobody", nil, metapb.Volume_STARTED},
+		{"a reader", &metapb.AttachRequest{Node: "k2", ReadOnly: true}, metapb.Volume_STARTED},
+		{"who records", &metapb.AttachRequest{Node: "k2", RecordsFormat: true}, metapb.Volume_STARTED},
+		{"a writer", &metapb.AttachRequest{Node: "k2"}, metapb.Volume_DONE},
+	} {
+		for _, same := range []bool{false, true} { // the same node, without a detach
+			name := fmt.Sprint(tt.name, " ", same)
+			w.create(name, gib)
+			format := func() error {
+				a := w.attachAs(&metapb.AttachRequest{Volume: byName(name), Node: "k1", RecordsFormat: true}).Attachment
+				_, err := w.SetFormat(t.Context(), &metapb.SetFormatRequest{Volume: byName(name), AttachmentId: a.Id, Format: metapb.Volume_STARTED})
+				return err
+			}
+			if err := format(); err != nil {
+				t.Fatal(err)
+			}
+			if tt.then != nil && !(same && tt.then.ReadOnly) {
+				in := proto.CloneOf(tt.then)
+				if in.Volume = byName(name); same {
+					in.Node = "k1"
+				} else {
+					w.detach(name, "k1")
+				}
+				w.attachAs(in)
+				if !same {
+					w.detach(name, in.Node)
+				}
+			}
+			err := format()
+			if got := w.volume(name).Volume.Format; got != tt.want || (err == nil) != (tt.want == metapb.Volume_STARTED) {
+				t.Errorf("%s: %s, %v", name, got, err)
+			}
+			if err != nil && code(err) != codes.FailedPrecondition {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }
 

@@ -209,7 +209,12 @@ func (w *world) create(name string, size int64) *metapb.Volume {
 
 func (w *world) attach(name, node string) *metapb.AttachResponse {
 	w.t.Helper()
-	a, err := w.Attach(w.t.Context(), &metapb.AttachRequest{Volume: byName(name), Node: node})
+	return w.attachAs(&metapb.AttachRequest{Volume: byName(name), Node: node})
+}
+
+func (w *world) attachAs(in *metapb.AttachRequest) *metapb.AttachResponse {
+	w.t.Helper()
+	a, err := w.Attach(w.t.Context(), in)
 	if err != nil {
 		w.t.Fatal(err)
 	}
