@@ -68,7 +68,7 @@ func (l *Linux) Probe(device string) (Content, error) {
 	}
 	defer f.Close()
 	if err := readEnds(f); err != nil {
-		return Content{}, fmt.Errorf("%w: device %s cannot be read: %w", block.ErrIO, device, err)
+		return Content{}, fmt.Errorf("%w: device %s cannot be read, so what it holds is not known and nothing was changed: %w", block.ErrIO, device, err)
 	}
 	o, err := run("blkid", "-p", "-o", "export", device)
 	switch {

@@ -45,7 +45,8 @@ type Kernel interface {
 	// Tune raises the queue limits of a device that was just connected. It is not essential.
 	Tune(index int) error
 	// Poke asks a device for a page of [0, size) that is not cached, so that it
-	// sends a request, and returns when the page is there or ctx ends.
+	// sends a request, and returns when the page is there or ctx ends. A page that
+	// its server cannot read is never there.
 	Poke(ctx context.Context, index int, size int64) error
 
 	// Socket tells how a socket is. ErrNotFound: it is no more.

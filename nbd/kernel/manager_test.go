@@ -163,6 +163,31 @@ func TestB170ServerLies(t *testing.T) {
 	}
 }
 
+// B069: a server that answers is there, whatever it answers. What cannot be read is
+// found out by who reads, and not taken for a server that is away.
+func TestB069Unreadable(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		r.one.Break(v, true)
+		begin := time.Now()
+		d := r.attach(m, v)
+		if took := time.Since(begin); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if err := <-r.f.Start(d.Index); !errors.Is(err, block.ErrIO) {
+			t.Errorf("a read: %v", err)
+		}
+		r.one.Kill()
+		r.one.Serve()
+		eventually(t, "it is connected again", 10*time.Second, func() bool { return health(m, v) == "connected" })
+		r.attach(m, v)
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // The volume has grown, and metadata is told a moment later.
 func TestAttachMeetsGrowth(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

@@ -87,10 +87,11 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 		case n.InFlight == 0 && !ask:
 			return nil
 		case n.InFlight == 0:
-			if err := m.cfg.Kernel.Poke(ctx, r.Index, n.Size); !errors.Is(err, block.ErrUnsupported) {
-				return err
+			err := m.cfg.Kernel.Poke(ctx, r.Index, n.Size)
+			if errors.Is(err, block.ErrUnsupported) || m.received(r) > before {
+				return nil // an error is an answer, too: that a page cannot be read is for who reads it
 			}
-			return nil
+			return err
 		}
 		if m.conditions.silent(r) || pause(ctx, answerLook) != nil {
 			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)

@@ -25,13 +25,19 @@ func (f *Fake) Start(index int) <-chan error {
 	return done
 }
 
-// Poke implements kernel.Kernel.
+// Poke implements kernel.Kernel. A page that cannot be read is never there, and nobody says so.
 func (f *Fake) Poke(ctx context.Context, index int, _ int64) error {
-	select {
-	case err := <-f.Start(index):
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%w: nbd%d does not answer: %w", block.ErrUnavailable, index, ctx.Err())
+	done := f.Start(index)
+	for {
+		select {
+		case err := <-done:
+			if err == nil {
+				return nil
+			}
+			done = nil
+		case <-ctx.Done():
+			return fmt.Errorf("%w: nbd%d does not answer: %w", block.ErrUnavailable, index, ctx.Err())
+		}
 	}
 }
 
@@ -56,8 +62,8 @@ func (f *Fake) request(d *device) error {
 			}
 			continue
 		}
-		if f.send(d, p) {
-			return nil
+		if answered, err := f.send(d, p); answered {
+			return err
 		}
 	}
 	return fmt.Errorf("%w: nbd%d", block.ErrIO, d.Index)
@@ -92,7 +98,7 @@ func (f *Fake) awaitSockets(d *device) bool {
 // send sends a request on a socket and waits for its answer. false: it is to be
 // sent again: the device has ended, or its timer has run out, which also ends
 // the socket. The end of the socket makes it no shorter.
-func (f *Fake) send(d *device, p *slot) bool {
+func (f *Fake) send(d *device, p *slot) (answered bool, err error) {
 	s := p.socket
 	t := time.NewTimer(d.Timeout)
 	defer t.Stop()
@@ -101,15 +107,18 @@ func (f *Fake) send(d *device, p *slot) bool {
 		if s.established && s.server.state == serving && !s.volume.parked {
 			s.received += 16
 			s.server.requests++
-			return true
+			if s.volume.broken {
+				err = fmt.Errorf("%w: nbd%d", block.ErrIO, d.Index)
+			}
+			return true, err
 		}
 		if time.Since(begin) >= d.Timeout {
 			if p.socket == s && !p.dead {
 				f.die(d, p)
 			}
-			return false
+			return false, nil
 		}
 		f.await(t.C)
 	}
-	return false
+	return false, nil
 }

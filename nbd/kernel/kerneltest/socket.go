@@ -131,6 +131,7 @@ type Volume struct {
 	ReadOnly bool
 	Revoked  bool
 	parked   bool
+	broken   bool
 	Newest   block.SessionNumber // session that was opened
 }
 
@@ -206,6 +207,14 @@ func (s *Server) Park(v *Volume, on bool) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	v.parked = on
+	s.f.change()
+}
+
+// Break makes servers answer all requests of a volume with an error: its disk cannot be read.
+func (s *Server) Break(v *Volume, on bool) {
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	v.broken = on
 	s.f.change()
 }
 
