@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -27,6 +28,7 @@ type attachView struct {
 func (a *app) attachCommand() *cobra.Command {
 	var node, state string
 	var readOnly, device bool
+	var outage time.Duration
 	cmd := &cobra.Command{
 		Use:   "attach NAME",
 		Short: "Let one consumer use a volume, and print its NBD URI or device",
@@ -54,7 +56,7 @@ keeps it connected when servers restart.`,
 					return err
 				}
 				if device {
-					return a.attachDevice(ctx, c, found, &devices{state: state, node: consumer}, readOnly)
+					return a.attachDevice(ctx, c, found, &devices{state: state, node: consumer, outage: outage}, readOnly)
 				}
 				r, err := c.Attach(ctx, &metapb.AttachRequest{Volume: byID(found), Node: consumer, ReadOnly: readOnly})
 				if err != nil {
@@ -78,6 +80,7 @@ keeps it connected when servers restart.`,
 	f.BoolVar(&readOnly, "read-only", false, "refuse the consumer's writes")
 	f.BoolVar(&device, "device", false, "connect this machine's kernel, and print the device")
 	f.StringVar(&state, "state", defaultState, "`DIR` for what is remembered of devices")
+	outageLimit(f, &outage)
 	return cmd
 }
 

@@ -49,6 +49,7 @@ type pluginConfig struct {
 	node, rack string
 	state      string // directory, absolute
 	servers    []string
+	outage     time.Duration // that devices outlive
 
 	http     string // HOST:PORT; "": none
 	httpHost string // of http
@@ -84,6 +85,7 @@ func (c *pluginConfig) register(f *pflag.FlagSet) {
 	f.StringVar(&c.node, "node", "", "`NAME` of this node, as volumes are published to it (default this host's name)")
 	f.StringVar(&c.rack, "rack", "default", "`NAME` of the rack that this node is in")
 	f.StringVar(&c.state, "state", defaultState, "`DIR` for what is remembered of devices; on a file system that a reboot empties")
+	outageLimit(f, &c.outage)
 	f.StringVar(&c.http, "http", "", "`HOST:PORT` of metrics and health (default none)")
 	f.BoolVar(&c.harden, "harden", true, "on a node, prepare for memory to be short, as far as capabilities allow: devices are connected\n"+
 		"again without waiting for their own write-back (CAP_SYS_RESOURCE, CAP_IPC_LOCK)")

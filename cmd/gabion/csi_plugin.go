@@ -59,7 +59,7 @@ func (p *plugin) steps() []daemon.Step {
 	}
 	mode := csiMode(p.mode)
 	if mode != modeController {
-		p.devices = &devices{state: p.state, node: p.node, log: p.log, faults: p.faultSet, machine: p.machine}
+		p.devices = &devices{state: p.state, node: p.node, outage: p.outage, log: p.log, faults: p.faultSet, machine: p.machine}
 		steps = append(steps,
 			// What this machine lacks is said now and not at the first pod.
 			daemon.Step{Name: "kernel devices", Start: p.openDevices, Stop: func(context.Context) error { return p.devices.close() }},

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -96,6 +97,39 @@ func (b *bench) attachments(name string) int {
 		b.t.Fatal(err)
 	}
 	return len(r.GetAttachments())
+}
+
+// B033: how long a device outlives its servers is said when it is made.
+func TestOutageLimit(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	b := newBench(t)
+	defer b.close()
+	for i, c := range []struct {
+		flags []string
+		want  time.Duration
+	}{{nil, 24 * time.Hour}, {[]string{"--outage-limit", "90s"}, 90 * time.Second}} {
+		name := fmt.Sprint("v", i)
+		b.volume(name, "here")
+		args := append([]string{"attach", name, "--device", "--node", "here", "--state", b.state}, c.flags...)
+		for range 2 { // a device that is there keeps its own
+			if code, _, errs := b.run(args...); code != 0 {
+				t.Fatalf("exit %d, %q", code, errs)
+			}
+			args = append(args, "--outage-limit", "1h")
+		}
+		if got := b.fake.DeadTimeout(i); got != c.want {
+			t.Errorf("%v: %v", c.flags, got)
+		}
+	}
+	p, err := newPlugin(pluginFlags(t, "--outage-limit=2m"), io.Discard)
+	if err != nil || p.devices.outage != 2*time.Minute {
+		t.Errorf("a plugin: %v", err)
+	}
+	for i := range 2 {
+		if code, _, errs := b.run("detach", fmt.Sprint("v", i), "--state", b.state); code != 0 {
+			t.Errorf("exit %d, %q", code, errs)
+		}
+	}
 }
 
 // A device for people without Kubernetes: made, made again, refused while it is used, and gone.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/gabion-storage/gabion/cmd/adapt"
 	"github.com/gabion-storage/gabion/nbd/kernel"
@@ -29,6 +30,7 @@ type machine struct {
 type devices struct {
 	state   string
 	node    string
+	outage  time.Duration // that a device made here outlives; 0: the default
 	log     *slog.Logger
 	faults  *fault.Set // may be nil
 	machine            // the zero value: this one
@@ -59,6 +61,7 @@ func (d *devices) open(api metapb.MetadataClient) (err error) {
 	}
 	d.manager, err = kernel.New(kernel.Config{
 		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: d.dialer, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log, Faults: d.faults,
+		DeadTimeout: d.outage,
 	})
 	return err
 }

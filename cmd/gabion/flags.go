@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -70,5 +73,31 @@ func (f volumeSizeFlag) Set(s string) error {
 		return errors.New(strings.TrimPrefix(strings.TrimPrefix(err.Error(), block.ErrInvalid.Error()+": "), block.ErrTooLarge.Error()+": "))
 	}
 	*f.size = n
+	return nil
+}
+
+// The least is what requests wait should a server end while its device grows.
+const (
+	defaultOutageLimit = 24 * time.Hour
+	leastOutageLimit   = 10 * time.Second
+)
+
+// outageLimit adds the flag that says how long devices outlive their servers.
+func outageLimit(f *pflag.FlagSet, limit *time.Duration) {
+	*limit = defaultOutageLimit
+	f.Var(outageFlag{limit}, "outage-limit", "how long requests of a device wait while no server is connected, before they fail with\n"+
+		"an I/O error; of devices made from now on")
+}
+
+type outageFlag struct{ limit *time.Duration }
+
+func (f outageFlag) Type() string   { return "duration" }
+func (f outageFlag) String() string { return f.limit.String() }
+func (f outageFlag) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < leastOutageLimit || d%time.Second != 0 {
+		return fmt.Errorf("it is whole seconds, %v or more, such as 90s or 24h", leastOutageLimit)
+	}
+	*f.limit = d
 	return nil
 }
