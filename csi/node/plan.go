@@ -45,7 +45,7 @@ func decide(v Volume, found string, asked mount.FS, readOnly bool) (plan, error)
 	case isFS:
 		return plan{fs: mount.FS(found)}, nil
 	case v.Format == FormatDone:
-		return plan{}, fmt.Errorf("%w: it had a file system, or was in other hands, and no file system is found on it now: nothing was changed; "+
+		return plan{}, fmt.Errorf("%w: a file system was made on it, or others may have written to it, and its signature is gone: nothing was changed; "+
 			"attach the volume elsewhere and repair it (e2fsck -b, xfs_repair), or format it there if nothing on it is needed",
 			block.ErrCorrupt)
 	}
