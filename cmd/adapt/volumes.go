@@ -94,8 +94,8 @@ func (v Volumes) DeleteVolume(ctx context.Context, id block.VolumeID) error {
 }
 
 // Attach implements controller.VolumeService. The token stays behind.
-func (v Volumes) Attach(ctx context.Context, id block.VolumeID, node string, readOnly bool) (controller.Attachment, error) {
-	r, err := v.API.Attach(ctx, &metapb.AttachRequest{Volume: byID(id), Node: node, ReadOnly: readOnly, RecordsFormat: true})
+func (v Volumes) Attach(ctx context.Context, id block.VolumeID, node string, t controller.Terms) (controller.Attachment, error) {
+	r, err := v.API.Attach(ctx, &metapb.AttachRequest{Volume: byID(id), Node: node, ReadOnly: t.ReadOnly, Alone: t.Alone, RecordsFormat: true})
 	if err != nil {
 		return controller.Attachment{}, err
 	}

@@ -22,10 +22,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type cell struct {
 	mu       sync.Mutex
 	volumes  map[block.VolumeID]*Volume
-	readers  map[block.VolumeID]map[string]bool // node → read-only
-	ids      map[string]block.AttachmentID      // by volume and node
-	nodes    map[string]string                  // rack by name
-	racks    []string                           // with storage
+	readers  map[block.VolumeID]map[string]Terms // by node
+	ids      map[string]block.AttachmentID       // by volume and node
+	nodes    map[string]string                   // rack by name
+	racks    []string                            // with storage
 	room     int64
 	calls    []string
 	failWith error // of every call
@@ -33,7 +33,7 @@ type cell struct {
 
 func newCell() *cell {
 	return &cell{
-		volumes: map[block.VolumeID]*Volume{}, readers: map[block.VolumeID]map[string]bool{}, ids: map[string]block.AttachmentID{},
+		volumes: map[block.VolumeID]*Volume{}, readers: map[block.VolumeID]map[string]Terms{}, ids: map[string]block.AttachmentID{},
 		nodes: map[string]string{"n1": "r1", "n2": "r2"}, racks: []string{"r1", "r2", "r3"}, room: 1 << 50,
 	}
 }
@@ -165,30 +165,32 @@ func (c *cell) DeleteVolume(_ context.Context, id block.VolumeID) error {
 	return err
 }
 
-func (c *cell) Attach(_ context.Context, id block.VolumeID, node string, readOnly bool) (Attachment, error) {
-	done, err := c.call("attach:%s:%v", node, readOnly)
+func (c *cell) Attach(_ context.Context, id block.VolumeID, node string, t Terms) (Attachment, error) {
+	done, err := c.call("attach:%s:%v", node, t.ReadOnly)
 	defer done()
 	_, missing := c.find(id)
 	if err = cmp.Or(err, missing); err != nil {
 		return Attachment{}, err
 	}
-	for n, reads := range c.readers[id] {
+	for n, has := range c.readers[id] {
 		switch {
-		case n == node && reads != readOnly:
-			return Attachment{}, fmt.Errorf("%w: node %s has it with read-only %v", block.ErrExists, n, reads)
-		case n != node && !(reads && readOnly):
+		case n == node && has.ReadOnly != t.ReadOnly:
+			return Attachment{}, fmt.Errorf("%w: node %s has it with read-only %v", block.ErrExists, n, has.ReadOnly)
+		case n == node:
+			t.Alone = t.Alone || has.Alone
+		case !has.ReadOnly || !t.ReadOnly || has.Alone || t.Alone:
 			return Attachment{}, fmt.Errorf("%w: it is attached to %s", block.ErrInUse, n)
 		}
 	}
 	if c.readers[id] == nil {
-		c.readers[id] = map[string]bool{}
+		c.readers[id] = map[string]Terms{}
 	}
 	key := id.String() + node
 	if _, has := c.readers[id][node]; !has {
 		c.ids[key] = block.AttachmentID{UUID: block.NewUUID()}
 	}
-	c.readers[id][node] = readOnly
-	return Attachment{c.ids[key], readOnly}, nil
+	c.readers[id][node] = t
+	return Attachment{c.ids[key], t.ReadOnly}, nil
 }
 
 func (c *cell) Detach(_ context.Context, id block.VolumeID, node string) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -29,30 +28,11 @@ func (c *Controller) ControllerPublishVolume(ctx context.Context, in *csispec.Co
 	if _, err := c.volumes.Consumer(ctx, in.GetNodeId()); err != nil {
 		return nil, err
 	}
-	readOnly := in.GetReadonly() || mode.reads
-	if readOnly && mode.single { // the service lets several nodes read
-		if err := c.free(ctx, id, in.GetNodeId()); err != nil {
-			return nil, err
-		}
-	}
-	a, err := c.volumes.Attach(ctx, id, in.GetNodeId(), readOnly)
+	a, err := c.volumes.Attach(ctx, id, in.GetNodeId(), Terms{ReadOnly: in.GetReadonly() || mode.reads, Alone: mode.single})
 	if err != nil {
 		return nil, err
 	}
 	return &csispec.ControllerPublishVolumeResponse{PublishContext: map[string]string{driver.AttachmentKey: a.ID.String()}}, nil
-}
-
-// free returns ErrInUse if another node has the volume.
-func (c *Controller) free(ctx context.Context, id block.VolumeID, node string) error {
-	v, err := c.volumes.VolumeByID(ctx, id)
-	if err != nil {
-		return err
-	}
-	if i := slices.IndexFunc(v.Nodes, func(n string) bool { return n != node }); i >= 0 {
-		return fmt.Errorf("%w: volume %s is published to node %s; this access mode is for one node at a time: unpublish it there first",
-			block.ErrInUse, v.Name, v.Nodes[i])
-	}
-	return nil
 }
 
 // ControllerUnpublishVolume implements the Controller service. It answers when

@@ -27,7 +27,8 @@ type VolumeService interface {
 
 	// Attach is idempotent by (volume, node). ErrExists: this node has it in the other
 	// mode; ErrInUse names the node that has it; ErrNoSpace: the node takes no more.
-	Attach(ctx context.Context, id block.VolumeID, node string, readOnly bool) (Attachment, error)
+	// Of calls that contradict each other one succeeds, however close they come.
+	Attach(ctx context.Context, id block.VolumeID, node string, t Terms) (Attachment, error)
 	// Detach returns when nothing of the node can reach the volume any more. node ""
 	// means all of them. What is not there is detached.
 	Detach(ctx context.Context, id block.VolumeID, node string) error
@@ -100,6 +101,12 @@ type Trouble struct {
 type Page struct {
 	Volumes []Volume
 	Next    string
+}
+
+// Terms are what a node gets a volume for.
+type Terms struct {
+	ReadOnly bool
+	Alone    bool // no other node may have it meanwhile, though all only read
 }
 
 // Attachment is one node's right to a volume.

@@ -85,14 +85,19 @@ func (d *draft) attachAgain(v *volume, has, want *metapb.Attachment, version uin
 	case has.ReadOnly != want.ReadOnly:
 		return nil, fmt.Errorf("%w: volume %q is attached to node %q %s: detach it first to change that",
 			block.ErrExists, v.Name, has.Node, access(has))
-	case has.Foreign || !want.Foreign:
+	}
+	a := proto.CloneOf(has)
+	a.Foreign, a.Alone = has.Foreign || want.Foreign, has.Alone || want.Alone
+	if proto.Equal(a, has) {
 		return has, nil
+	}
+	if err := d.mayShare(v, a); err != nil {
+		return nil, err
 	}
 	if err := v.seenAt(version); err != nil {
 		return nil, err
 	}
-	a, next := proto.CloneOf(has), v.changed()
-	a.Foreign = true
+	next := v.changed()
 	next.attachments = slices.Clone(v.attachments)
 	next.attachments[v.attachment(a.Id)] = a
 	d.endFormatting(next, a)
@@ -101,13 +106,18 @@ func (d *draft) attachAgain(v *volume, has, want *metapb.Attachment, version uin
 }
 
 // mayShare refuses an attachment beside those of other nodes, unless all of
-// them only read: what one may see of another's writes is not decided.
+// them only read (what one may see of another's writes is not decided) and none
+// is to be alone.
 func (d *draft) mayShare(v *volume, want *metapb.Attachment) error {
 	for _, has := range v.attachments {
+		read := has.ReadOnly && want.ReadOnly
 		switch {
-		case d.at >= levelConsumers && has.ReadOnly && want.ReadOnly:
+		case has.Node == want.Node, d.at >= levelConsumers && read && !has.Alone && !want.Alone:
 		case has.Revoking:
 			return beingDetached(v, has)
+		case read && (has.Alone || want.Alone):
+			return fmt.Errorf("%w: volume %q is attached to node %q read-only, and one of the two nodes is to have it alone: detach it there first",
+				block.ErrInUse, v.Name, has.Node)
 		case has.ReadOnly || want.ReadOnly:
 			return fmt.Errorf("%w: volume %q is attached to node %q %s: detach it there first, or let all nodes only read it",
 				block.ErrInUse, v.Name, has.Node, access(has))

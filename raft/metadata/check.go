@@ -143,6 +143,8 @@ func checkAttachments(v *View, vol *volume) error {
 			return broken("volume %q has %d attachments, and node %q writes", vol.Name, len(vol.attachments), a.Node)
 		case slices.ContainsFunc(vol.attachments[:i], func(o *metapb.Attachment) bool { return o.Id == a.Id }):
 			return broken("attachment %s of volume %q is there twice", a.Id, vol.Name)
+		case a.Alone && (v.level < LevelTerms || len(vol.attachments) > 1):
+			return broken("attachment %s of volume %q is alone at level %d beside %d", a.Id, vol.Name, v.level, len(vol.attachments)-1)
 		case a.Foreign && (v.level < LevelTerms || !a.ReadOnly && vol.Format == metapb.Volume_STARTED):
 			return broken("attachment %s of volume %q is foreign at level %d and format %s", a.Id, vol.Name, v.level, vol.Format)
 		case a.VolumeId != vol.Id:
@@ -310,8 +312,8 @@ func checkVolumeTransition(old, now *volume) error {
 		return broken("volume %q was closed in generation %d", old.Name, old.grant.Generation)
 	}
 	for _, a := range old.attachments {
-		if i := now.attachment(a.Id); i >= 0 && a.Foreign && !now.attachments[i].Foreign {
-			return broken("attachment %s of volume %q is no more foreign", a.Id, old.Name)
+		if i := now.attachment(a.Id); i >= 0 && (a.Foreign && !now.attachments[i].Foreign || a.Alone && !now.attachments[i].Alone) {
+			return broken("attachment %s of volume %q is no more foreign or alone", a.Id, old.Name)
 		}
 	}
 	for index, r := range entries(old.runs) {

@@ -95,7 +95,7 @@ func (s *script) command(verb string, a args) *metapb.Command {
 		c.Kind = &metapb.Command_DeleteVolume{DeleteVolume: &metapb.DeleteVolume{Id: a.id(0)}}
 	case "attach":
 		c.Kind = &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{Version: uint64(a.num("version", 0)),
-			Attachment: &metapb.Attachment{Id: a.id(0), VolumeId: a.id(1), Node: a.str("node", "k1"), ReadOnly: a.flag("read-only"), Foreign: a.flag("foreign"),
+			Attachment: &metapb.Attachment{Id: a.id(0), VolumeId: a.id(1), Node: a.str("node", "k1"), ReadOnly: a.flag("read-only"), Foreign: a.flag("foreign"), Alone: a.flag("alone"),
 				Token: []byte(a.str("token", "secret-of-"+a.id(0)))}}}
 	case "detach":
 		c.Kind = &metapb.Command_DetachVolume{DetachVolume: &metapb.DetachVolume{VolumeId: a.id(0), AttachmentId: a.id(1)}}

@@ -57,7 +57,7 @@ func (g *generator) any(c *metapb.Command, v *View) {
 	case k < 42:
 		g.ids++
 		a := &metapb.Attachment{Id: id(fmt.Sprint("a", g.ids)), VolumeId: vol, Node: g.one("k1", "k2", "k3"), ReadOnly: g.IntN(3) > 0, Token: []byte(fmt.Sprintf("%032d", g.ids)),
-			Foreign: v.Level() >= LevelTerms && g.IntN(3) == 0}
+			Foreign: v.Level() >= LevelTerms && g.IntN(3) == 0, Alone: v.Level() >= LevelTerms && g.IntN(3) == 0}
 		c.Kind = &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{Attachment: a, Version: uint64(g.IntN(2) * g.IntN(5))}}
 	case k < 48:
 		c.Kind = &metapb.Command_DetachVolume{DetachVolume: &metapb.DetachVolume{VolumeId: vol, AttachmentId: g.attachment(v, vol)}}

@@ -19,7 +19,7 @@ const (
 	// SetFormat, PutConsumer, racks and file systems of volumes; several nodes may hold a volume
 	// that all of them only read; a consumer takes a limited number of volumes.
 	levelConsumers = 2
-	// LevelTerms: attachments know on which terms they were given: see Attachment.foreign.
+	// LevelTerms: attachments know on which terms they were given: see Attachment.foreign and alone.
 	LevelTerms = 3
 )
 
@@ -52,7 +52,7 @@ func Validate(c *metapb.Command) error {
 // needs is the lowest level at which a command can be applied wholly. At a lower
 // one an older voter would halt at it.
 func needs(c *metapb.Command) uint32 {
-	if c.GetAttachVolume().GetAttachment().GetForeign() {
+	if a := c.GetAttachVolume().GetAttachment(); a.GetForeign() || a.GetAlone() {
 		return LevelTerms
 	}
 	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" || c.GetCreateVolume().GetPolicy().GetFsType() != "" {

@@ -80,8 +80,8 @@ type modelVolume struct {
 }
 
 type modelAttachment struct {
-	id                     string
-	readOnly, end, foreign bool
+	id                            string
+	readOnly, end, foreign, alone bool
 }
 
 type modelMember struct {
@@ -91,7 +91,7 @@ type modelMember struct {
 }
 
 func (m *model) apply(c *metapb.Command) error {
-	if c.Level < 3 && c.GetAttachVolume().GetAttachment().GetForeign() {
+	if a := c.GetAttachVolume().GetAttachment(); c.Level < 3 && (a.GetForeign() || a.GetAlone()) {
 		return block.ErrUnavailable
 	}
 	if c.Level < 2 && (c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "") {
@@ -339,17 +339,19 @@ func (m *model) attach(c *metapb.AttachVolume, level uint32) error {
 			return block.ErrInUse
 		case has.readOnly != a.ReadOnly:
 			return block.ErrExists
-		case has.foreign || !a.Foreign:
+		case (has.foreign || !a.Foreign) && (has.alone || !a.Alone):
 			return nil
+		case a.Alone && len(v.attached) > 1:
+			return block.ErrInUse
 		case c.Version != 0 && c.Version != v.version:
 			return block.ErrStale
 		}
-		has.foreign = true
+		has.foreign, has.alone = has.foreign || a.Foreign, has.alone || a.Alone
 		v.attach(a.Node, has)
 		return nil
 	}
 	for _, other := range v.attached {
-		if level < 2 || !other.readOnly || !a.ReadOnly {
+		if level < 2 || !other.readOnly || !a.ReadOnly || other.alone || a.Alone {
 			return block.ErrInUse
 		}
 	}
@@ -368,7 +370,7 @@ func (m *model) attach(c *metapb.AttachVolume, level uint32) error {
 	case c.Version != 0 && c.Version != v.version:
 		return block.ErrStale
 	}
-	v.attach(a.Node, modelAttachment{id: a.Id, readOnly: a.ReadOnly, foreign: a.Foreign})
+	v.attach(a.Node, modelAttachment{id: a.Id, readOnly: a.ReadOnly, foreign: a.Foreign, alone: a.Alone})
 	return nil
 }
 
@@ -597,7 +599,7 @@ func (m *model) describe() string {
 			parts = append(parts, fmt.Sprintf("run %d %s", i, disks))
 		}
 		for node, a := range v.attached {
-			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t", a.id, node, a.readOnly, a.end, a.foreign))
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t %t", a.id, node, a.readOnly, a.end, a.foreign, a.alone))
 		}
 		sort.Strings(parts)
 		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", id, v.name, v.size, v.wanted, v.replicas, v.version, v.epoch,
@@ -629,7 +631,7 @@ func describe(view *View) string {
 			parts = append(parts, fmt.Sprintf("run %d %s", r.Index, strings.Join(r.Disks, " ")))
 		}
 		for _, a := range m.Attachments {
-			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t", a.Id, a.Node, a.ReadOnly, a.Revoking, a.Foreign))
+			parts = append(parts, fmt.Sprintf("attached %q %q %t %t %t %t", a.Id, a.Node, a.ReadOnly, a.Revoking, a.Foreign, a.Alone))
 		}
 		sort.Strings(parts)
 		lines = append(lines, fmt.Sprintf("%s %s %d %d %d v%d e%d g%d %t %s %q\n  %s", v.Id, v.Name, v.Size, v.WantedSize, v.Policy.Replicas, v.Version,

@@ -166,6 +166,9 @@ func showAttachment(a *metapb.Attachment) string {
 	if a.Foreign {
 		text += ", foreign"
 	}
+	if a.Alone {
+		text += ", alone"
+	}
 	return text
 }
 

@@ -632,6 +632,7 @@ type AttachRequest struct {
 	// Whoever uses the attachment formats the volume by SetFormat or not at all, and says DONE before anybody else writes to
 	// it. Without this promise a volume that is attached to be written to may hold anything: formatting that was begun is over.
 	RecordsFormat bool `protobuf:"varint,4,opt,name=records_format,json=recordsFormat,proto3" json:"records_format,omitempty"`
+	Alone         bool `protobuf:"varint,5,opt,name=alone,proto3" json:"alone,omitempty"` // refused while another node has the volume, and refuses others, also if all only read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +691,13 @@ func (x *AttachRequest) GetReadOnly() bool {
 func (x *AttachRequest) GetRecordsFormat() bool {
 	if x != nil {
 		return x.RecordsFormat
+	}
+	return false
+}
+
+func (x *AttachRequest) GetAlone() bool {
+	if x != nil {
+		return x.Alone
 	}
 	return false
 }
@@ -2615,12 +2623,13 @@ const file_metadata_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"C\n" +
 	"\x13DeleteVolumeRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\"\x16\n" +
-	"\x14DeleteVolumeResponse\"\x95\x01\n" +
+	"\x14DeleteVolumeResponse\"\xab\x01\n" +
 	"\rAttachRequest\x12,\n" +
 	"\x06volume\x18\x01 \x01(\v2\x14.gabion.v1.VolumeRefR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1b\n" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12%\n" +
-	"\x0erecords_format\x18\x04 \x01(\bR\rrecordsFormat\"\xa5\x01\n" +
+	"\x0erecords_format\x18\x04 \x01(\bR\rrecordsFormat\x12\x14\n" +
+	"\x05alone\x18\x05 \x01(\bR\x05alone\"\xa5\x01\n" +
 	"\x0eAttachResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.gabion.v1.VolumeR\x06volume\x125\n" +
 	"\n" +

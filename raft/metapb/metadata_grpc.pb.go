@@ -65,7 +65,7 @@ type MetadataClient interface {
 	// Delete of an absent volume succeeds. Refused while attached.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 	// Attach gives one consumer the right to connect; idempotent by (volume, node). Refused while another node has the volume,
-	// unless all only read it, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
+	// unless all only read it and none is to be alone, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
@@ -378,7 +378,7 @@ type MetadataServer interface {
 	// Delete of an absent volume succeeds. Refused while attached.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	// Attach gives one consumer the right to connect; idempotent by (volume, node). Refused while another node has the volume,
-	// unless all only read it, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
+	// unless all only read it and none is to be alone, and when the node has all the volumes it takes (RESOURCE_EXHAUSTED).
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.

@@ -594,6 +594,7 @@ type Attachment struct {
 	TokenDigest []byte                 `protobuf:"bytes,8,opt,name=token_digest,json=tokenDigest,proto3" json:"token_digest,omitempty"` // SHA-256 of the token
 	// Somebody who has the token may write what SetFormat knows nothing of: under this attachment nothing is formatted.
 	Foreign       bool `protobuf:"varint,9,opt,name=foreign,proto3" json:"foreign,omitempty"`
+	Alone         bool `protobuf:"varint,10,opt,name=alone,proto3" json:"alone,omitempty"` // no other node may have the volume beside this one, though all only read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -687,6 +688,13 @@ func (x *Attachment) GetTokenDigest() []byte {
 func (x *Attachment) GetForeign() bool {
 	if x != nil {
 		return x.Foreign
+	}
+	return false
+}
+
+func (x *Attachment) GetAlone() bool {
+	if x != nil {
+		return x.Alone
 	}
 	return false
 }
@@ -1676,7 +1684,7 @@ const file_objects_proto_rawDesc = "" +
 	"\x12FORMAT_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04NONE\x10\x01\x12\v\n" +
 	"\aSTARTED\x10\x02\x12\b\n" +
-	"\x04DONE\x10\x03\"\xf8\x01\n" +
+	"\x04DONE\x10\x03\"\x8e\x02\n" +
 	"\n" +
 	"Attachment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
@@ -1688,7 +1696,9 @@ const file_objects_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12!\n" +
 	"\ftoken_digest\x18\b \x01(\fR\vtokenDigest\x12\x18\n" +
-	"\aforeign\x18\t \x01(\bR\aforeign\"x\n" +
+	"\aforeign\x18\t \x01(\bR\aforeign\x12\x14\n" +
+	"\x05alone\x18\n" +
+	" \x01(\bR\x05alone\"x\n" +
 	"\bConsumer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04rack\x18\x02 \x01(\tR\x04rack\x12\x1f\n" +

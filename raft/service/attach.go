@@ -38,6 +38,7 @@ func (s *Service) Attach(ctx context.Context, in *metapb.AttachRequest) (*metapb
 		Id: block.NewUUID().String(), VolumeId: id.String(), Node: in.GetNode(), ReadOnly: in.GetReadOnly(), Token: newToken(),
 		// Servers of before would not know, and clients of before are served all the same.
 		Foreign: !in.GetReadOnly() && !in.GetRecordsFormat() && v.Level() >= metadata.LevelTerms,
+		Alone:   in.GetAlone() && in.GetReadOnly(), // who writes is alone anyway
 	}
 	for range attempts {
 		r, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_AttachVolume{AttachVolume: &metapb.AttachVolume{

@@ -119,12 +119,13 @@ func TestB060DetachOfWhatIsGone(t *testing.T) {
 	}
 }
 
-// B150: five hundred nodes want a volume at once; one has it, and the others are told which.
+// B150, B066: five hundred nodes want a volume at once, to write or to be the only one that reads; one has it, and the
+// others are told which.
 func TestB150OneOfManyWins(t *testing.T) {
 	w := newWorld(t)
 	w.register("n1", disk(1, 100*gib))
 	w.create("v", gib)
-	for round := range 3 {
+	for round, readOnly := range []bool{false, true, false, true} {
 		var mu sync.Mutex
 		var winner string
 		var refusals []error
@@ -132,7 +133,7 @@ func TestB150OneOfManyWins(t *testing.T) {
 		for i := range 500 {
 			wait.Go(func() {
 				node := fmt.Sprintf("k%03d", i)
-				_, err := w.Attach(t.Context(), &metapb.AttachRequest{Volume: byName("v"), Node: node})
+				_, err := w.Attach(t.Context(), &metapb.AttachRequest{Volume: byName("v"), Node: node, ReadOnly: readOnly, Alone: true})
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
