@@ -28,7 +28,8 @@ type VolumeSpec struct {
 }
 
 // Volume is a volume as an orchestrator handles it: by CSI calls of a controller and a node plugin. Each call has a form
-// that ends the scenario if it fails, and one that begins with Try.
+// that is repeated while what refuses it passes (see Repeat) and ends the scenario if it fails, and one that begins with
+// Try and is one call.
 type Volume struct {
 	VolumeSpec
 	ID string
@@ -216,13 +217,14 @@ func (v *Volume) TryStats(ctx context.Context) (*csispec.NodeGetVolumeStatsRespo
 	return v.node.NodeClient.NodeGetVolumeStats(ctx, &csispec.NodeGetVolumeStatsRequest{VolumeId: v.ID, VolumePath: path, StagingTargetPath: v.Staging()})
 }
 
-// must runs a call that has to succeed.
+// must runs a call that has to succeed, be it after a refusal that passes.
 func (v *Volume) must(what string, f func(ctx context.Context) error) {
 	ctx, cancel := v.t.call()
 	defer cancel()
+	what = fmt.Sprintf("%s of volume %s", what, v.Name)
 	began := time.Now()
-	v.t.Check(f(ctx), "%s of volume %s", what, v.Name)
-	v.t.Logf("%s of volume %s: %.2f s", what, v.Name, time.Since(began).Seconds())
+	v.t.Check(v.t.Repeat(ctx, what, f), "%s", what)
+	v.t.Logf("%s: %.2f s", what, time.Since(began).Seconds())
 }
 
 // Create creates the volume.
