@@ -38,6 +38,9 @@ func got(t *lab.T, path string, off int64) string {
 
 const unflushed = 4096 // offset
 
+// onFlush: what is acknowledged is durable after a flush only, unlike what a volume of one copy is by itself.
+var onFlush = map[string]string{"durability": "flush"}
+
 // cacheLost: the server's disk loses what was acknowledged and not flushed while the client lives on. Its device fails for
 // good and never says that a sync was done (H21), whoever forgets what (H23); a fresh one has all that was flushed.
 func cacheLost(t *lab.T) {
@@ -46,8 +49,8 @@ func cacheLost(t *lab.T) {
 	disk := t.DiskOf(s, 1024)
 	s.Start()
 	p := t.Plugin()
-	raw := t.Volume(p, p, lab.VolumeSpec{Name: "raw", Block: true})
-	fs := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
+	raw := t.Volume(p, p, lab.VolumeSpec{Name: "raw", Block: true, Parameters: onFlush})
+	fs := t.Volume(p, p, lab.VolumeSpec{Name: "ext4", Parameters: onFlush})
 	raw.Up("pod")
 	file := filepath.Join(fs.Up("pod"), "file")
 	t.Write(file, "flushed")
@@ -116,7 +119,7 @@ func cacheKept(t *lab.T) {
 	disk := t.DiskOf(s, 1024)
 	s.Start()
 	p := t.Plugin()
-	flush := t.Volume(p, p, lab.VolumeSpec{Name: "flush", Block: true})
+	flush := t.Volume(p, p, lab.VolumeSpec{Name: "flush", Block: true, Parameters: onFlush})
 	through := t.Volume(p, p, lab.VolumeSpec{Name: "through", Block: true, Parameters: map[string]string{"durability": "write-through"}})
 	same := func(v *lab.Volume, fault string, f func()) {
 		pod := v.Target("pod")
