@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -250,7 +249,7 @@ func heldOpen(t *lab.T, p *lab.Plugin) {
 		t.Check(err, "a later write")
 		t.Check(f.Sync(), "a later sync")
 		t.Check(f.Close(), "closing")
-		t.Check(place.undo(t.Context()), "after the close")
+		t.TryUntil(20*time.Second, "after the close", place.undo)
 	}
 	pod = fs.Up("b")
 	for _, name := range []string{"file-mount", "file-globalmount"} {
@@ -263,7 +262,7 @@ func heldOpen(t *lab.T, p *lab.Plugin) {
 // heldElsewhere: mounts of another mount namespace, and devices built upon a device (B043).
 func heldElsewhere(t *lab.T, s *lab.Server, p *lab.Plugin) {
 	fs := t.Volume(p, p, lab.VolumeSpec{Name: "elsewhere", Size: 64 * mib})
-	pod := fs.Up("a")
+	fs.Up("a")
 	hidden := t.Start(lab.Spec{Name: "namespace", Args: []string{"unshare", "--mount", "--propagation", "private", "sleep", "1000"}})
 	t.Eventually(10*time.Second, "another mount namespace", func() bool {
 		own, _ := os.Readlink("/proc/self/ns/mnt")
@@ -280,8 +279,8 @@ func heldElsewhere(t *lab.T, s *lab.Server, p *lab.Plugin) {
 			t.Fatalf("the device was ended while another namespace had it mounted")
 		}
 	}
-	t.Check(exec.CommandContext(t.Context(), "nsenter", "--mount", "--target", fmt.Sprint(hidden.PID()),
-		"sh", "-c", "echo written elsewhere > "+filepath.Join(pod, "file")).Run(), "dirty data of another namespace")
+	// The pod's mount went in every namespace, with its directory; the staged one is still there.
+	t.Sh("nsenter", "--mount", "--target", fmt.Sprint(hidden.PID()), "sh", "-c", "echo written elsewhere > "+filepath.Join(fs.Staging(), "file"))
 	hidden.Kill()
 	t.TryUntil(20*time.Second, "unstage", fs.TryUnstage)
 	if got := lab.ReadText(filepath.Join(fs.Up("b"), "file")); got != "written elsewhere" {
