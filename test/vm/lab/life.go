@@ -238,6 +238,9 @@ func (v *Volume) Disconnect() {
 	v.t.Check(kernel.NewLinux().Disconnect(index), "disconnecting %s", v.Device())
 }
 
+// Settle waits until the device manager has looked at all that has changed, and has no device open.
+func (t *T) Settle() { t.Sh("udevadm", "settle", "--timeout=20") }
+
 // FDs is how many descriptors a process has.
 func FDs(pid int) int {
 	all, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))

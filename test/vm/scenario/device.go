@@ -25,13 +25,17 @@ func device() []lab.Scenario {
 	}, device3()...)
 }
 
-// unsynced writes what nobody has synced. A raw device stays open until it is closed: the last close would sync it.
+// unsynced writes what nobody has synced.
 func unsynced(t *lab.T, path string, off int64) *os.File {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	t.Check(err, "a file for dirty pages")
-	_, err = f.WriteAt(bytes.Repeat([]byte("dirt"), 1024), off)
-	t.Check(err, "dirty pages")
+	dirt(t, f, off)
 	return f
+}
+
+func dirt(t *lab.T, f *os.File, off int64) {
+	_, err := f.WriteAt(bytes.Repeat([]byte("dirt"), 1024), off)
+	t.Check(err, "dirty pages")
 }
 
 // nodeReturns: a node that was cut off, fenced and used without it comes back with its old mounts, dirty pages and
@@ -51,10 +55,13 @@ func nodeReturns(t *lab.T) {
 		file := filepath.Join(fs.Target("a"), "file")
 		t.Write(file, "first")
 		t.Write(raw.Target("a"), "first")
-		open := []*os.File{
-			unsynced(t, file, 0), unsynced(t, filepath.Join(fs.Target("a"), "dirty"), 0), unsynced(t, raw.Target("a"), 0), unsynced(t, raw.Target("a"), 8*mib),
-		}
-		t.Net().Drop()
+		device, err := os.OpenFile(raw.Target("a"), os.O_WRONLY, 0) // the last close would sync it
+		t.Check(err, "the raw device")
+		t.Settle()
+		t.Net().Drop() // first: dirty pages may be written at any time
+		dirt(t, device, 0)
+		dirt(t, device, 8*mib)
+		open := []*os.File{device, unsynced(t, file, 0), unsynced(t, filepath.Join(fs.Target("a"), "dirty"), 0)}
 		for _, v := range both {
 			v.Unpublish()
 		}
@@ -121,7 +128,7 @@ func useElsewhere(t *lab.T, s *lab.Server, fs, raw *lab.Volume) {
 			t.Sh("umount", "/tmp/n2")
 		}
 		t.Elsewhere("nbdcopy", "--flush", copied, uri)
-		s.CLI("detach", v.ID, "--node", "n2")
+		s.Detach(v.ID, "n2")
 	}
 }
 
@@ -168,7 +175,7 @@ func fenced(t *lab.T) {
 	t.Elsewhere("nbdinfo", uri)
 	p.Start()
 	t.Eventually(20*time.Second, "the old device is refused", func() bool { return lab.TryWrite(pod, "late") != nil })
-	s.CLI("detach", v.ID, "--node", "n2")
+	s.Detach(v.ID, "n2")
 	v.UnpublishFrom("a")
 	v.Unstage()
 	t.Expect(v.Up("c"), "first")
