@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 func (s *Server) Fill(v *Volume, file string, flags ...string) {
 	uri := s.Attach(v.ID, "filler")
 	s.t.Sh("nbdcopy", append(flags, "--flush", file, uri)...)
-	s.CLI("detach", v.ID, "--node", "filler")
+	s.Detach(v.ID, "filler")
 }
 
 // File makes a file of a size in MiB below the scenario's directory and runs a shell command on it, which has its path
@@ -79,10 +80,14 @@ func (s *Server) Touched(v *Volume) string {
 	return fmt.Sprintf("written at %d.%09d, %d blocks", st.Mtim.Sec, st.Mtim.Nsec, st.Blocks)
 }
 
-// Born is how much of the volume takes space on the server's disk, in bytes.
+// Born is how much of the volume takes space on the server's disk, in bytes. A volume that was never written to has no image.
 func (s *Server) Born(v *Volume) int64 {
 	var st syscall.Stat_t
-	s.t.Check(syscall.Stat(s.Image(v), &st), "the image of %s", v.Name)
+	err := syscall.Stat(s.Image(v), &st)
+	if errors.Is(err, syscall.ENOENT) {
+		return 0
+	}
+	s.t.Check(err, "the image of %s", v.Name)
 	return st.Blocks * 512
 }
 

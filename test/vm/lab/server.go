@@ -155,6 +155,19 @@ func (s *Server) Attach(name, node string) string {
 	return ""
 }
 
+// Detach takes the right to connect from a node, as an operator does at another machine: its devices stay.
+func (s *Server) Detach(name, node string) {
+	s.CLI("detach", name, "--node", node, "--state", elsewhere(s.t))
+}
+
+// elsewhere is the state directory of a machine that is none of the consumers.
+func elsewhere(t *T) string {
+	dir := filepath.Join(t.Dir, "elsewhere.state")
+	t.Check(os.MkdirAll(dir, 0o700), "the state of another machine")
+	t.Check(os.WriteFile(filepath.Join(dir, "node"), []byte("elsewhere\n"), 0o600), "the state of another machine")
+	return dir
+}
+
 // Used is what the server's disk holds, in bytes.
 func (s *Server) Used() int64 {
 	var n int64

@@ -33,7 +33,7 @@ func full(t *lab.T) (*lab.Server, *lab.Plugin, func()) {
 	s.Volume("ballast", "192MiB")
 	uri := s.Attach("ballast", "filler")
 	t.Sh("nbdcopy", "--flush", ballast, uri)
-	s.CLI("detach", "ballast", "--node", "filler")
+	s.Detach("ballast", "filler")
 	t.Sh("rm", ballast)
 	return s, p, func() { s.CLI("volume", "delete", "ballast") }
 }
@@ -209,7 +209,8 @@ func littleMemory(t *lab.T) {
 
 // sanity is csi-sanity with nothing faked.
 func sanity(t *lab.T, access string) {
-	_, p := cell(t)
-	out := t.Sanity(p, access)
+	t.LoadDriver()
+	t.Server("--default-replicas", "1") // of volumes that do not say how many
+	out := t.Sanity(t.Plugin(), access)
 	t.Figure("%s", out)
 }
