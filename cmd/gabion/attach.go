@@ -148,7 +148,7 @@ func attachmentOf(v *metapb.GetVolumeResponse, consumer string) (string, error) 
 		return "", nil
 	}
 	return "", fmt.Errorf("%w: volume %s is attached to %s, not to %s: add --node %s",
-		block.ErrInUse, v.GetVolume().GetName(), strings.Join(others, ", "), consumer, others[0])
+		block.ErrInUse, quoted(v.GetVolume().GetName()), strings.Join(others, ", "), consumer, others[0])
 }
 
 func consumerName(given string) (string, error) {
@@ -169,7 +169,7 @@ func viewAttach(r *metapb.AttachResponse) (attachView, error) {
 		Attached: attachmentView{t.GetId(), t.GetNode(), t.GetReadOnly(), t.GetRevoking(), unixTime(t.GetCreatedAt())},
 	}
 	if len(r.GetEndpoints()) == 0 {
-		return view, fmt.Errorf("%w: no server can serve volume %s now: look with `gabion node list`", block.ErrUnavailable, r.GetVolume().GetName())
+		return view, fmt.Errorf("%w: no server can serve volume %s now: look with `gabion node list`", block.ErrUnavailable, quoted(r.GetVolume().GetName()))
 	}
 	e := r.GetEndpoints()[0]
 	export := "/" + r.GetVolume().GetId() + "/" + base64.RawURLEncoding.EncodeToString(t.GetToken())

@@ -24,6 +24,7 @@ type canned struct {
 	detach func(*metapb.DetachRequest) (*metapb.DetachResponse, error)
 	watch  func(*metapb.WatchRequest, grpc.ServerStreamingServer[metapb.Event]) error
 	fate   map[string]metapb.LookupVolumeResponse_State
+	wrong  []*metapb.Condition
 }
 
 func (c *canned) LookupVolume(_ context.Context, r *metapb.LookupVolumeRequest) (*metapb.LookupVolumeResponse, error) {
@@ -55,7 +56,7 @@ func (c *canned) Watch(r *metapb.WatchRequest, s grpc.ServerStreamingServer[meta
 }
 
 func (c *canned) GetStatus(context.Context, *metapb.GetStatusRequest) (*metapb.GetStatusResponse, error) {
-	return &metapb.GetStatusResponse{AppliedIndex: 10}, nil
+	return &metapb.GetStatusResponse{AppliedIndex: 10, Conditions: c.wrong}, nil
 }
 
 // serve returns the address of a server that ends with the test.
@@ -105,6 +106,42 @@ func TestListReadsAllPages(t *testing.T) {
 	var got []volumeView
 	if err := json.Unmarshal([]byte(out), &got); code != 0 || err != nil || len(got) != 3 || got[2].Name != "c" {
 		t.Errorf("exit %d %s\n%s", code, errs, out)
+	}
+}
+
+// B062: a name is told apart from what stands around it, and from any other.
+func TestB062NamesAreShownUnambiguously(t *testing.T) {
+	for name, want := range map[string]string{
+		"db": "db", "a/b": "a/b", "🧱": "🧱", "-rf": "-rf", "pvc-6f1b": "pvc-6f1b", "é": "é",
+		"a\tb": `"a\tb"`, "a\nb": `"a\nb"`, "a\r": `"a\r"`, "a b": `"a b"`, " ": `" "`, `a\tb`: `"a\\tb"`, `"db"`: `"\"db\""`,
+		"\u2028": `"\u2028"`, "\u202edb": `"\u202edb"`, "\u00a0": `"\u00a0"`,
+	} {
+		if got := quoted(name); got != want {
+			t.Errorf("%q is shown as %s", name, got)
+		}
+	}
+	v := aVolume()
+	v.Volume.Name = "a\nb"
+	v.Conditions = []*metapb.Condition{{Object: "volume a\nb", Problem: "It waits.", Remedy: "Wait."}}
+	c := &canned{
+		list: func(*metapb.ListVolumesRequest) (*metapb.ListVolumesResponse, error) {
+			return &metapb.ListVolumesResponse{Volumes: []*metapb.Volume{v.Volume, {Name: "db"}}}, nil
+		},
+		get:    func(*metapb.GetVolumeRequest) (*metapb.GetVolumeResponse, error) { return v, nil },
+		detach: func(*metapb.DetachRequest) (*metapb.DetachResponse, error) { return &metapb.DetachResponse{}, nil },
+		wrong:  v.Conditions,
+		attach: func(*metapb.AttachRequest) (*metapb.AttachResponse, error) {
+			return &metapb.AttachResponse{Volume: v.Volume, Attachment: &metapb.Attachment{Id: "att", Node: "k1"}}, nil
+		},
+	}
+	for _, args := range [][]string{{"volume", "list"}, {"volume", "show", "x"}, {"detach", "x", "--node", "k1"}, {"status"}, {"attach", "x"}} {
+		_, out, errs := c.gabion(t, args...)
+		if all := out + errs; !strings.Contains(all, `"a\nb"`) || strings.Contains(all, "a\nb") {
+			t.Errorf("%v:\n%s", args, all)
+		}
+	}
+	if _, out, _ := c.gabion(t, "__complete", "volume", "show", ""); !strings.HasPrefix(out, "db\n") {
+		t.Errorf("a shell is offered %q", out)
 	}
 }
 

@@ -124,7 +124,7 @@ func showStatus(t *table, s statusView) {
 		t.line(fmt.Sprintf("%d things need attention:", len(s.Conditions)))
 	}
 	for _, c := range s.Conditions {
-		t.line(fmt.Sprintf("  %s: %s: %s %s", strings.ToUpper(c.Severity), c.Object, period(c.Problem), period(c.Remedy)))
+		t.line(fmt.Sprintf("  %s: %s: %s %s", strings.ToUpper(c.Severity), object(c.Object), period(c.Problem), period(c.Remedy)))
 	}
 	t.line("")
 	t.row("cluster", s.ClusterID)
@@ -134,6 +134,15 @@ func showStatus(t *table, s statusView) {
 	t.row("disks", fmt.Sprintf("%d of %d online", s.DisksOnline, s.Disks))
 	t.row("space", fmt.Sprintf("%s free of %s", formatSize(s.Capacity-s.Used), formatSize(s.Capacity)))
 	t.row("volumes", fmt.Sprintf("%d of %s in all, %d attached", s.Volumes, formatSize(s.ProvisionedSize), s.Attachments))
+}
+
+// object is what a condition is about, such as "volume NAME".
+func object(s string) string {
+	kind, name, named := strings.Cut(s, " ")
+	if !named {
+		return s
+	}
+	return kind + " " + quoted(name)
 }
 
 // period makes a sentence of s.

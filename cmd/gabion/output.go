@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // print writes v as JSON, or what fill puts into columns.
@@ -66,6 +68,16 @@ func age(t time.Time) string {
 		return fmt.Sprintf("%dh", int(d.Hours()))
 	}
 	return fmt.Sprintf("%dd", int(d.Hours())/24)
+}
+
+// quoted is a volume's name as it is, if it is one word that a terminal shows
+// as it is, and else between quotes, with what cannot be seen written out.
+func quoted(name string) string {
+	q := strconv.Quote(name)
+	if q == `"`+name+`"` && !strings.ContainsFunc(name, unicode.IsSpace) {
+		return name
+	}
+	return q
 }
 
 // line writes text that belongs to no column.

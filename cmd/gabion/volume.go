@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -80,7 +81,7 @@ func (a *app) volumeListCommand() *cobra.Command {
 				return a.print(views, func(t *table) {
 					t.row("NAME", "SIZE", "REPLICAS", "SPREAD", "ACCESS", "DURABILITY", "AGE", "ID")
 					for _, v := range views {
-						t.row(v.Name, formatSize(v.Size), fmt.Sprint(v.Replicas), v.Spread, v.Access, v.Durability, age(v.CreatedAt), v.ID)
+						t.row(quoted(v.Name), formatSize(v.Size), fmt.Sprint(v.Replicas), v.Spread, v.Access, v.Durability, age(v.CreatedAt), v.ID)
 					}
 				})
 			})
@@ -141,7 +142,7 @@ func showVolume(t *table, d volumeDetails) {
 		}
 		attached = append(attached, line)
 	}
-	t.row("name", d.Name)
+	t.row("name", quoted(d.Name))
 	t.row("id", d.ID)
 	t.row("size", size)
 	t.row("policy", fmt.Sprintf("%d replica(s), spread %s, access %s, durability %s, on-full %s, block size %d",
@@ -227,7 +228,7 @@ func (a *app) printVolume(v *metapb.Volume, sentence string) error {
 
 // label is how a sentence names a volume.
 func label(v *metapb.Volume) string {
-	return fmt.Sprintf("volume %s (%s)", v.GetName(), formatSize(max(v.GetSize(), v.GetWantedSize())))
+	return fmt.Sprintf("volume %s (%s)", quoted(v.GetName()), formatSize(max(v.GetSize(), v.GetWantedSize())))
 }
 
 // completeVolume offers the names of volumes to the shell.
@@ -238,7 +239,9 @@ func (a *app) completeVolume(cmd *cobra.Command, args []string, _ string) ([]str
 		_ = a.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error { // no server, no offers
 			volumes, err := listVolumes(ctx, c)
 			for _, v := range volumes {
-				names = append(names, v.GetName())
+				if name := v.GetName(); !strings.ContainsFunc(name, unicode.IsControl) { // shells take lines
+					names = append(names, name)
+				}
 			}
 			return err
 		})

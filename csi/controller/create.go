@@ -110,7 +110,7 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, in *csispec.Con
 	}
 	size := max(v.Size, roundUp(sizes.required))
 	if !sizes.has(size) {
-		return nil, outOfRange("volume %s has %d bytes and would get %d; the limit is %d, and volumes do not shrink", v.Name, v.Size, size, sizes.limit)
+		return nil, outOfRange("volume %q has %d bytes and would get %d; the limit is %d, and volumes do not shrink", v.Name, v.Size, size, sizes.limit)
 	}
 	if v, err = c.volumes.ResizeVolume(ctx, id, size); err != nil { // also if it has that size already: it may not be served yet
 		return nil, err

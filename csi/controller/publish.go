@@ -86,7 +86,7 @@ func valid(v Volume, in *csispec.ValidateVolumeCapabilitiesRequest) error {
 		return fmt.Errorf("%w: this version has no mutable parameters", block.ErrInvalid)
 	}
 	if d := p.policy.differs(v.Policy); d != "" {
-		return fmt.Errorf("%w: of volume %s, %s", block.ErrPrecondition, v.Name, d)
+		return fmt.Errorf("%w: of volume %q, %s", block.ErrPrecondition, v.Name, d)
 	}
 	return nil
 }

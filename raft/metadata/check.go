@@ -3,6 +3,7 @@ package metadata
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/benbjohnson/immutable"
 	"google.golang.org/protobuf/proto"
@@ -119,6 +120,8 @@ func checkVolume(v *View, vol *volume) error {
 		return broken("volume %q has no format", vol.Name)
 	case v.level < levelConsumers && (vol.Format != metapb.Volume_NONE || vol.Rack != ""):
 		return broken("volume %q has format %s and rack %q at level %d", vol.Name, vol.Format, vol.Rack, v.level)
+	case v.level < LevelTerms && strings.ContainsAny(vol.Name, space):
+		return broken("volume %q has its name at level %d", vol.Name, v.level)
 	case vol.Size > vol.WantedSize:
 		return broken("volume %q has %d bytes and wants only %d", vol.Name, vol.Size, vol.WantedSize)
 	case vol.Version == 0 || vol.CacheEpoch == 0:

@@ -305,12 +305,30 @@ func TestB062Names(t *testing.T) {
 		}
 	}
 	bad := []string{"", long + "ab", "\xff\xfe", "a\u0080", "a\u009f", "\x7f", strings.Repeat("é", 64) + "x"}
+	at := func(level uint32, short, name string) error {
+		c := create(short, name, 1<<30)
+		c.Level = level
+		return s.apply(c).Err
+	}
 	for c := range rune(0x20) {
-		bad = append(bad, "a"+string(c))
+		if c != '\t' && c != '\n' && c != '\r' {
+			bad = append(bad, "a"+string(c))
+			continue
+		}
+		for i, name := range []string{"a" + string(c), string(c), string(c) + long} {
+			if err := at(levelConsumers, "v98", name); !errors.Is(err, block.ErrUnavailable) { // H81: servers of before refuse it
+				t.Errorf("%q at level %d: %v", name, levelConsumers, err)
+			}
+			if err := at(Level, fmt.Sprint("v", 100+10*int(c)+i), name); err != nil || s.View().VolumeByName(name) == nil {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
 	}
 	for _, name := range bad {
-		if r := s.apply(create("v99", name, 1<<30)); !errors.Is(r.Err, block.ErrInvalid) {
-			t.Errorf("%q: %v", name, r.Err)
+		for _, level := range []uint32{levelFirst, Level} {
+			if err := at(level, "v99", name); !errors.Is(err, block.ErrInvalid) {
+				t.Errorf("%q: %v", name, err)
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -20,6 +21,7 @@ const (
 	// that all of them only read; a consumer takes a limited number of volumes.
 	levelConsumers = 2
 	// LevelTerms: attachments know on which terms they were given: see Attachment.foreign and alone.
+	// Names of volumes may have tabs and line ends.
 	LevelTerms = 3
 )
 
@@ -52,7 +54,7 @@ func Validate(c *metapb.Command) error {
 // needs is the lowest level at which a command can be applied wholly. At a lower
 // one an older voter would halt at it.
 func needs(c *metapb.Command) uint32 {
-	if a := c.GetAttachVolume().GetAttachment(); a.GetForeign() || a.GetAlone() {
+	if a := c.GetAttachVolume().GetAttachment(); a.GetForeign() || a.GetAlone() || strings.ContainsAny(c.GetCreateVolume().GetName(), space) {
 		return LevelTerms
 	}
 	if c.GetSetFormat() != nil || c.GetPutConsumer() != nil || c.GetCreateVolume().GetRack() != "" || c.GetCreateVolume().GetPolicy().GetFsType() != "" {

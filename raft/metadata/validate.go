@@ -22,17 +22,19 @@ const (
 )
 
 // ValidateName returns ErrInvalid unless a volume can have the name: valid
-// UTF-8 of 1 to 128 bytes without control characters. Names are compared byte
-// by byte, never normalised.
-func ValidateName(name string) error { return checkName("volume name", name, maxName) }
+// UTF-8 of 1 to 128 bytes without control characters other than tabs and line
+// ends, just as CSI has it. Names are compared byte by byte, never normalised.
+func ValidateName(name string) error {
+	return checkName("volume name", name, maxName, func(r rune) bool { return control(r) && !strings.ContainsRune(space, r) })
+}
 
 // ValidateNodeName returns ErrInvalid unless a node or a consumer can have the name.
-func ValidateNodeName(name string) error { return checkName("node name", name, maxNodeName) }
+func ValidateNodeName(name string) error { return checkName("node name", name, maxNodeName, control) }
 
 // ValidateRack returns ErrInvalid unless a rack can have the name.
-func ValidateRack(name string) error { return checkName("rack name", name, maxName) }
+func ValidateRack(name string) error { return checkName("rack name", name, maxName, control) }
 
-func checkName(what, name string, limit int) error {
+func checkName(what, name string, limit int, banned func(rune) bool) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("%w: the %s is empty", block.ErrInvalid, what)
@@ -40,13 +42,16 @@ func checkName(what, name string, limit int) error {
 		return fmt.Errorf("%w: the %s %.40q... has %d bytes; at most %d are allowed", block.ErrInvalid, what, name, len(name), limit)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%w: the %s %q is not valid UTF-8", block.ErrInvalid, what, name)
-	case strings.ContainsFunc(name, control):
+	case strings.ContainsFunc(name, banned):
 		return fmt.Errorf("%w: the %s %q has a control character", block.ErrInvalid, what, name)
 	}
 	return nil
 }
 
 func control(r rune) bool { return r < 0x20 || r >= 0x7f && r <= 0x9f }
+
+// space are the control characters that a volume's name may have since LevelTerms.
+const space = "\t\n\r"
 
 // ValidatePolicy returns ErrInvalid, naming the field and what it takes, unless every field of the policy is filled in.
 func ValidatePolicy(p *metapb.Policy) error {

@@ -155,7 +155,7 @@ func TestB062Names(t *testing.T) {
 	w.register("n1", disk(1, 100*gib))
 	long := strings.Repeat("n", 127)
 	good := []string{
-		long + "a", long + "b", "🧱", "ע\u05d1רית", "\u00e9", "e\u0301", "a b", "a/b", "..", ".", "-rf", "'; --", "%00", strings.Repeat("é", 64),
+		long + "a", long + "b", "🧱", "ע\u05d1רית", "\u00e9", "e\u0301", "a b", "a\tb", "a\nb", "a\r", "\n", "a/b", "..", ".", "-rf", "'; --", "%00", strings.Repeat("é", 64),
 	}
 	ids := map[string]bool{}
 	for _, name := range good {
@@ -170,7 +170,7 @@ func TestB062Names(t *testing.T) {
 	}
 	bad := []string{"", long + "abc", strings.Repeat("é", 65)}
 	for r := range rune(0xa0) {
-		if r < 0x20 || r >= 0x7f {
+		if r < 0x20 && !strings.ContainsRune("\t\n\r", r) || r >= 0x7f {
 			bad = append(bad, "a"+string(r))
 		}
 	}

@@ -220,7 +220,7 @@ func TestB057TimedOutCreate(t *testing.T) {
 func TestB062Names(t *testing.T) {
 	r := newRig(t)
 	long := strings.Repeat("n", 127)
-	good := []string{long + "a", long + "b", "🧱", "ע\u05d1רית", "\u00e9", "e\u0301", "a b", "a/b", "..", ".", "-rf", "'; --", "%00", "{}", strings.Repeat("é", 64)}
+	good := []string{long + "a", long + "b", "🧱", "ע\u05d1רית", "\u00e9", "e\u0301", "a b", "a\tb", "a\nb", "a\rb", "\n", "a/b", "..", ".", "-rf", "'; --", "%00", "{}", strings.Repeat("é", 64)}
 	ids := map[string]bool{}
 	for _, n := range good {
 		ids[r.create(wish(n, mib)).GetVolumeId()] = true
