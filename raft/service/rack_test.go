@@ -12,6 +12,7 @@ import (
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 func sameRack(replicas uint32) *metapb.Policy {
@@ -244,5 +245,38 @@ func TestB056DuplicatesWithRacks(t *testing.T) {
 	wait.Wait()
 	if len(ids) != 1 {
 		t.Errorf("%d volumes", len(ids))
+	}
+}
+
+// B056: the volume comes to be in another rack of the wish after the state was read on which one is chosen.
+func TestB056TheOtherRackMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	w.registerIn("r1", "n1", disk(1, 100*gib))
+	w.registerIn("r2", "n2", disk(2, 100*gib))
+	create := func(racks ...string) (*metapb.Volume, error) {
+		return w.CreateVolume(t.Context(), &metapb.CreateVolumeRequest{Name: "v", Size: gib, Policy: sameRack(1), Racks: racks})
+	}
+	if err := w.faults.Arm(fault.Rule{Point: "metadata.create", Hold: true, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		v   *metapb.Volume
+		err error
+	}
+	late := make(chan answer, 1)
+	go func() {
+		v, err := create("r2", "r1")
+		late <- answer{v, err}
+	}()
+	for w.faults.Hits("metadata.create") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	first, err := create("r1", "r2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.faults.Clear("metadata.create")
+	if a := <-late; a.err != nil || a.v.Id != first.Id || a.v.Rack != "r1" {
+		t.Errorf("%v, %v", a.v, a.err)
 	}
 }

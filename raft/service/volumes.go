@@ -40,13 +40,14 @@ func (s *Service) CreateVolume(ctx context.Context, in *metapb.CreateVolumeReque
 		if err == nil {
 			return value[*metapb.Volume](r)
 		}
-		// Refused by what came between the choice of the rack and the log: another rack may do. Each
-		// round means that somebody else's command went through, so this comes to an end.
+		// Refused by what came between the choice of the rack and the log, or the look ahead: another rack
+		// may do. Each round means that somebody else's command went through, so this comes to an end.
 		met := errors.Is(err, block.ErrNoSpace) || errors.Is(err, block.ErrExists)
-		if index == 0 || !met || c.Rack == "" {
+		chosen := v.Index()
+		v = s.machine.View()
+		if index == 0 && v.Index() == chosen || !met || c.Rack == "" {
 			return nil, err
 		}
-		v = s.machine.View()
 	}
 }
 
