@@ -35,9 +35,11 @@ type request struct {
 type conn struct {
 	srv    *Server
 	nc     net.Conn
-	raw    syscall.RawConn
-	born   uint64 // the stall number at its beginning
-	volume string // the export name without its token, for logs and fault points
+	raw    syscall.RawConn // of the handshake
+	link   *link           // of the transmission phase
+	wait   deadlines       // nc, then link; guarded by mu until then
+	born   uint64          // the stall number at its beginning
+	volume string          // the export name without its token, for logs and fault points
 
 	// Set by the handshake.
 	dev        block.Device
@@ -78,13 +80,20 @@ type conn struct {
 	free      []*request
 }
 
+// deadlines is what a net.Conn and a link have in common.
+type deadlines interface {
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	Close() error
+}
+
 func newConn(s *Server, nc net.Conn) (*conn, error) {
 	raw, err := prepareSocket(nc)
 	if err != nil {
 		return nil, fmt.Errorf("nbd: %w", err)
 	}
 	c := &conn{
-		srv: s, nc: nc, raw: raw, born: s.stall.Load(),
+		srv: s, nc: nc, raw: raw, wait: nc, born: s.stall.Load(),
 		wake:       make(chan struct{}, 1),
 		writerDone: make(chan struct{}),
 		ended:      make(chan struct{}),
@@ -100,10 +109,13 @@ func newConn(s *Server, nc net.Conn) (*conn, error) {
 // serve is the reader goroutine: handshake, transmission, closing.
 func (c *conn) serve() {
 	err := c.handshake()
+	if err == nil {
+		err = c.relink()
+	}
 	switch {
 	case c.dev == nil:
 		c.stop(err, true)
-		_ = c.nc.Close()
+		_ = c.wait.Close()
 		c.over()
 	case err != nil:
 		close(c.writerDone)
@@ -131,6 +143,24 @@ func (c *conn) readOn(err error) {
 	}
 	c.finish(err)
 	c.over()
+}
+
+// relink moves the socket from the runtime's poller to a link.
+func (c *conn) relink() error {
+	l, err := newLink(c.nc)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link, c.wait = l, l
+	if c.reason != nil {
+		_ = l.SetReadDeadline(past())
+	}
+	if c.dead {
+		_ = l.SetWriteDeadline(past())
+	}
+	return nil
 }
 
 // over is the last thing a connection does.
@@ -167,11 +197,11 @@ func (c *conn) stop(reason error, dead bool) {
 		}
 		c.reason = reason
 		close(c.ended)
-		_ = c.nc.SetReadDeadline(past())
+		_ = c.wait.SetReadDeadline(past())
 	}
 	if dead && !c.dead {
 		c.dead = true
-		_ = c.nc.SetWriteDeadline(past())
+		_ = c.wait.SetWriteDeadline(past())
 		c.dropQueue()
 	}
 	c.payloads.close()
@@ -197,7 +227,7 @@ func (c *conn) finish(reason error) {
 	c.mu.Lock()
 	if !c.dead {
 		c.draining = true
-		_ = c.nc.SetWriteDeadline(time.Now().Add(drainTime))
+		_ = c.wait.SetWriteDeadline(time.Now().Add(drainTime))
 	}
 	for c.inflight > 0 && !c.dead {
 		c.room.Wait()
@@ -214,7 +244,7 @@ func (c *conn) finish(reason error) {
 	if left != 0 {
 		panic(fmt.Sprintf("nbd: Disconnect returned with %d requests not completed", left))
 	}
-	_ = c.nc.Close()
+	_ = c.wait.Close()
 }
 
 // drainTime bounds how long a closing connection waits for a client to take its last replies.

@@ -91,7 +91,7 @@ func (c *conn) fill() error {
 func (c *conn) read(p []byte) (int, error) {
 	rd := &c.reader
 	rd.dst, rd.n, rd.err = p, 0, nil
-	err := c.raw.Read(rd.readable)
+	err := c.link.in.pass(rd.readable)
 	if c.idle {
 		c.mu.Lock()
 		c.idle = false
@@ -179,7 +179,7 @@ func (c *conn) readDeadline(t time.Time) {
 	defer c.mu.Unlock()
 	c.reader.limited = !t.IsZero()
 	if c.reason == nil {
-		_ = c.nc.SetReadDeadline(t)
+		_ = c.wait.SetReadDeadline(t)
 	}
 }
 
@@ -297,7 +297,7 @@ func (c *conn) tooLate(now time.Duration) error {
 // heldUp ends the connection if the reader comes back late and bytes were waiting meanwhile.
 func (c *conn) heldUp(now time.Duration) error {
 	rd := &c.reader
-	if c.tooLate(now) != nil && (rd.w > rd.r || waitingBytes(c.raw) > 0) {
+	if c.tooLate(now) != nil && (rd.w > rd.r || waitingBytes(c.link.fd) > 0) {
 		return errHeldUp
 	}
 	rd.readAt = now

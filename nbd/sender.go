@@ -121,7 +121,7 @@ func (c *conn) writeDeadline(t time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.dead && !c.draining {
-		_ = c.nc.SetWriteDeadline(t)
+		_ = c.wait.SetWriteDeadline(t)
 	}
 }
 
@@ -131,7 +131,7 @@ func (c *conn) writeDeadline(t time.Time) {
 func (c *conn) send(wait bool) bool {
 	s := &c.sender
 	s.wait, s.err = wait, nil
-	err := c.raw.Write(s.writable)
+	err := c.link.out.pass(s.writable)
 	if err == nil {
 		err = s.err
 	}

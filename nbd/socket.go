@@ -60,9 +60,8 @@ func setInt(raw syscall.RawConn, level, option, value int) error {
 }
 
 // waitingBytes is how much the socket has received and nobody has read.
-func waitingBytes(raw syscall.RawConn) int {
-	n := 0
-	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+func waitingBytes(fd int) int {
+	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ)
 	return n
 }
 
