@@ -16,3 +16,11 @@ func cell(t *lab.T) (*lab.Server, *lab.Plugin) {
 	s := t.Server()
 	return s, t.Plugin()
 }
+
+// splitCell is cell with a controller plugin beside the server and a node plugin on the consumer node, as Kubernetes has
+// them: a controller is not ready without the metadata service, a node plugin is.
+func splitCell(t *lab.T) (s *lab.Server, controller, node *lab.Plugin) {
+	t.LoadDriver()
+	s = t.Server()
+	return s, t.ControllerPlugin(), t.NodePlugin()
+}

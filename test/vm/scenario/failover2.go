@@ -34,7 +34,7 @@ func refused(t *lab.T) {
 		{"the attachment was revoked", func(v *lab.Volume) { v.Unpublish() }},
 		{"the volume was deleted while the plugin was away", func(v *lab.Volume) {
 			p.Kill()
-			s.CLI("detach", v.Name, "--node", p.Node)
+			s.Detach(v.Name, p.Node)
 			s.CLI("volume", "delete", v.Name)
 			p.Start()
 		}},
@@ -60,7 +60,7 @@ func refused(t *lab.T) {
 		began = time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		t.Check(v.TryUnpublishFrom(ctx, "pod"), "unpublishing")
-		t.Check(v.TryUnstage(ctx), "unstaging")
+		t.Check(t.Repeat(ctx, "unstaging", v.TryUnstage), "unstaging")
 		cancel()
 		t.Figure("%s: failed after %.2f s, unpublished and unstaged in %.2f s, %d lines of the kernel", c.what, failed.Seconds(), time.Since(began).Seconds(), len(t.KernelLines(device)))
 		if lab.Exists("/sys/block/" + device + "/pid") {
@@ -88,8 +88,8 @@ func dirty(t *lab.T, path string) {
 // serversGone: no server is there any more. Calls end by their deadline, and an operator who gives the data up frees
 // the device without any server (H86, B044).
 func serversGone(t *lab.T) {
-	s, p := cell(t)
-	v := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
+	s, controller, p := splitCell(t)
+	v := t.Volume(controller, p, lab.VolumeSpec{Name: "ext4"})
 	pod := v.Up("pod")
 	device := v.Device()
 	dirty(t, filepath.Join(pod, "file"))

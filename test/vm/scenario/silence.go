@@ -162,11 +162,11 @@ func idleAndUpgraded(t *lab.T) {
 
 // statsOfTheSilent: calls about volumes whose server is silent end by their deadline and do not pile up (B086).
 func statsOfTheSilent(t *lab.T) {
-	s, p := cell(t)
+	s, controller, p := splitCell(t)
 	var volumes []*lab.Volume
 	var places []string
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		v := t.Volume(p, p, lab.VolumeSpec{Name: name, Size: 256 * mib})
+		v := t.Volume(controller, p, lab.VolumeSpec{Name: name, Size: 256 * mib})
 		volumes, places = append(volumes, v), append(places, v.Up("pod"))
 	}
 	l := t.LoadOf(lab.Shape{Workers: 2, Span: mib}, places...)
