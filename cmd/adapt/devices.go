@@ -34,6 +34,11 @@ func (d Devices) Detach(ctx context.Context, id block.VolumeID) error {
 	return err
 }
 
+// Fail implements node.Attacher.
+func (d Devices) Fail(ctx context.Context, id block.VolumeID, reason string) error {
+	return d.Manager.Fail(ctx, id, reason)
+}
+
 // Resize implements node.Attacher.
 func (d Devices) Resize(ctx context.Context, id block.VolumeID, size int64) (node.Device, error) {
 	return device(d.Manager.Resize(ctx, id, size))

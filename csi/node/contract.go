@@ -24,6 +24,9 @@ type Attacher interface {
 	// Detach returns nil when the kernel shows the volume's device gone, also if
 	// there was none. ErrInUse: it is mounted or held by somebody, and stays.
 	Detach(ctx context.Context, volume block.VolumeID) error
+	// Fail ends the volume's device for good, used or not: every request fails, what was not flushed is lost.
+	// ErrInUse: it has ended, and Detach finds it gone when it is not mounted or held any more.
+	Fail(ctx context.Context, volume block.VolumeID, reason string) error
 	// Resize makes the device at least size bytes, as large as the server says it
 	// is; 0: as large as the server says. It never shrinks. ErrPrecondition: the
 	// volume itself is smaller than that. ErrUnavailable: not now.

@@ -124,6 +124,11 @@ func (h *loops) Detach(_ ctx, id block.VolumeID) error {
 	return nil
 }
 
+// Fail implements node.Attacher: a loop device always has its file, so nobody asks.
+func (h *loops) Fail(_ ctx, id block.VolumeID, _ string) error {
+	return fmt.Errorf("%w: volume %s", block.ErrUnsupported, id)
+}
+
 // Resize implements node.Attacher.
 func (h *loops) Resize(ctx ctx, id block.VolumeID, size int64) (node.Device, error) {
 	if err := os.Truncate(h.file(id), size); err != nil {
@@ -362,6 +367,10 @@ func (s *stepped) Attach(ctx ctx, id block.VolumeID, readOnly bool) (d node.Devi
 
 func (s *stepped) Detach(ctx ctx, id block.VolumeID) error {
 	return s.step("detach", func() error { return s.attacher.Detach(ctx, id) })
+}
+
+func (s *stepped) Fail(ctx ctx, id block.VolumeID, reason string) error {
+	return s.step("fail", func() error { return s.attacher.Fail(ctx, id, reason) })
 }
 
 func (s *stepped) Resize(ctx ctx, id block.VolumeID, size int64) (node.Device, error) {

@@ -97,6 +97,56 @@ func TestB078BrokenVolumesAreTakenDown(t *testing.T) {
 	}
 }
 
+// B078: no server answers, and the file system has stopped after an error: its unmount would wait for a server, and so
+// the device goes first. One that is well is not ended, for a server may come back, nor is one that a server answers.
+func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
+	readOnly := func(r *rig, s spec) {
+		r.host.SetTable(func(all mount.Table) mount.Table {
+			for i := range all {
+				all[i].SuperReadOnly = true
+			}
+			return all
+		})
+	}
+	shutDown := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped = true }) }
+	silent := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Silent = make(chan struct{}) }) }
+	well := func(*rig, spec) {}
+	for _, c := range []struct {
+		what   string
+		breaks func(*rig, spec)
+		state  node.State
+		want   node.State // when it is unmounted
+	}{
+		{"turned read-only", readOnly, node.Waiting, node.Failed},
+		{"shut down", shutDown, node.Waiting, node.Failed},
+		{"silent", silent, node.Waiting, node.Waiting},
+		{"well", well, node.Waiting, node.Waiting},
+		{"turned read-only, with a server", readOnly, node.Healthy, node.Healthy},
+		{"shut down, with a server", shutDown, node.Healthy, node.Healthy},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := newRig(t)
+			s := r.use(r.vols.Add(GiB))
+			r.must(r.stage(s))
+			c.breaks(r, s)
+			r.host.SetDevice(s.id, func(d *node.Device) { d.Condition.State = c.state })
+			r.vols.Away(block.ErrUnavailable)
+			for range 2 {
+				r.must(r.unstage(s))
+			}
+			r.host.Do(s.id, func(d *nodetest.Disk) {
+				if d.Unmounted != c.want {
+					t.Errorf("unmounted from a device that is %v, not %v", d.Unmounted, c.want)
+				}
+				if d.Silent != nil {
+					close(d.Silent)
+				}
+			})
+			r.clean(s, r.target("t"))
+		})
+	}
+}
+
 // H23: a device that has failed for good is still open somewhere. The volume is
 // staged on a fresh one beside it; one that works and is in use is waited for.
 func TestH23FreshDeviceBesideAFailedOne(t *testing.T) {

@@ -45,6 +45,8 @@ type Disk struct {
 	Hidden     bool // with ReadOnly: the mount table does not show it
 	Damaged    bool // for a person
 	Silent     chan struct{}
+	Stopped    bool       // the file system was shut down by an error
+	Unmounted  node.State // of the device when its file system was unmounted last
 }
 
 // NewHost returns a machine without devices.

@@ -159,6 +159,25 @@ func (p *Plugin) Detach(_ context.Context, id block.VolumeID) error {
 	})
 }
 
+// Fail implements node.Attacher.
+func (p *Plugin) Fail(_ context.Context, id block.VolumeID, reason string) error {
+	return p.step("fail", func() error {
+		h := p.host
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		d := h.device(id)
+		if d == nil {
+			return nil
+		}
+		d.Condition = node.Condition{State: node.Failed, Message: reason}
+		if h.held[id] || len(h.table.FileSystemOf(d.Number)) > 0 {
+			return fmt.Errorf("%w: %s", block.ErrInUse, d.Path)
+		}
+		h.remove(id)
+		return nil
+	})
+}
+
 // Resize implements node.Attacher.
 func (p *Plugin) Resize(ctx context.Context, id block.VolumeID, size int64) (dev node.Device, err error) {
 	err = p.step("resize", func() error {
@@ -351,6 +370,9 @@ func (p *Plugin) Unmount(point string) error {
 		if h.busy[point] {
 			return fmt.Errorf("%w: %s is busy", block.ErrInUse, point)
 		}
+		if i := slices.IndexFunc(h.devices, func(d *device) bool { return d.Number == e.Number && !d.gone }); i >= 0 && len(h.table.FileSystemOf(e.Number)) == 1 {
+			h.disk(h.devices[i].Volume).Unmounted = h.devices[i].Condition.State
+		}
 		h.table = slices.DeleteFunc(h.table, func(o mount.Entry) bool { return o.ID == e.ID })
 		return nil
 	})
@@ -396,6 +418,9 @@ func (p *Plugin) Usage(point string) (mount.Usage, error) {
 		p.host.park(1)
 		<-disk.Silent
 		p.host.park(-1)
+	}
+	if disk.Stopped {
+		return mount.Usage{}, fmt.Errorf("%w: %s was shut down", block.ErrIO, point)
 	}
 	return mount.Usage{Total: disk.Size, Used: 1 << 20, Available: disk.Size - 1<<20, Inodes: 100, InodesUsed: 11, InodesAvail: 89}, nil
 }
