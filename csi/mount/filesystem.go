@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -143,10 +146,11 @@ func (l *Linux) Writable(point string) error {
 // error is ErrIO. It may wait for ever.
 func (l *Linux) Usage(point string) (Usage, error) {
 	// XFS goes on to say how full it is; but that it was shut down it tells who looks at its root.
-	if _, err := os.Lstat(point); errors.Is(err, unix.EIO) {
+	var root unix.Stat_t
+	if err := unix.Lstat(point, &root); errors.Is(err, unix.EIO) {
 		return Usage{}, fmt.Errorf("%w: the file system at %s was shut down by an error", block.ErrIO, point)
 	} else if err != nil {
-		return Usage{}, fmt.Errorf("%w: %w", block.ErrIO, err)
+		return Usage{}, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
 	}
 	var s unix.Statfs_t
 	for {
@@ -165,5 +169,21 @@ func (l *Linux) Usage(point string) (Usage, error) {
 	return Usage{
 		Total: int64(s.Blocks) * unit, Used: int64(s.Blocks-s.Bfree) * unit, Available: int64(s.Bavail) * unit,
 		Inodes: int64(s.Files), InodesUsed: int64(s.Files - s.Ffree), InodesAvail: int64(s.Ffree),
+		Errors: errorsOf(number(root.Dev)),
 	}, nil
+}
+
+// errorsOf is what the ext4 on a device has counted, 0 for what is none. Some
+// kernels show nowhere else that it has stopped taking changes.
+func errorsOf(n Number) int64 {
+	device, err := os.Readlink("/sys/dev/block/" + n.String())
+	if err != nil {
+		return 0
+	}
+	b, err := os.ReadFile("/sys/fs/ext4/" + filepath.Base(device) + "/errors_count")
+	if err != nil {
+		return 0
+	}
+	count, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return count
 }

@@ -122,6 +122,39 @@ func TestLifeOfAFileSystem(t *testing.T) {
 	}
 }
 
+// ext4 counts its errors, and forgets them when it is checked. Some kernels show nowhere else that it has stopped.
+func TestUsageCountsErrors(t *testing.T) {
+	l := needHost(t)
+	d := mounttest.NewDisk(t, 64*MiB)
+	mounttest.Sh(t, "mkfs.ext4", "-q", d.Path)
+	point := t.TempDir()
+	f := mount.FileSystem{Device: d.Path, Type: mount.Ext4}
+	errorsNow := func() int64 {
+		u, err := l.Usage(point)
+		must(t, err)
+		return u.Errors
+	}
+	must(t, l.Mount(f, point))
+	t.Cleanup(func() { _ = l.Unmount(point) })
+	if n := errorsNow(); n != 0 {
+		t.Errorf("a new file system has met %d errors", n)
+	}
+	trigger := "/sys/fs/ext4/" + filepath.Base(d.Path) + "/trigger_fs_error"
+	if err := os.WriteFile(trigger, []byte("x"), 0); err != nil {
+		t.Skipf("this machine lets nobody make errors: %v", err)
+	}
+	if n := errorsNow(); n != 1 {
+		t.Errorf("%d errors", n)
+	}
+	refused(t, l.Writable(point), block.ErrReadOnly, point)
+	must(t, l.Unmount(point))
+	must(t, l.Check(d.Path, mount.Ext4))
+	must(t, l.Mount(f, point))
+	if n := errorsNow(); n != 0 {
+		t.Errorf("%d errors after a check", n)
+	}
+}
+
 // busy shows that a mount in use stays (B045).
 func busy(t *testing.T, l *mount.Linux, point string) {
 	t.Helper()

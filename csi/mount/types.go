@@ -50,4 +50,5 @@ type Format struct {
 type Usage struct {
 	Total, Used, Available          int64
 	Inodes, InodesUsed, InodesAvail int64 // 0, 0, 0 where the file system makes them as needed
+	Errors                          int64 // that ext4 has met since it was checked
 }

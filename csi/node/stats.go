@@ -148,6 +148,11 @@ func (s *Service) usage(ctx context.Context, volume string, e mount.Entry) ([]*c
 	if u.Inodes > 0 {
 		out = append(out, &csispec.VolumeUsage{Unit: csispec.VolumeUsage_INODES, Total: u.Inodes, Used: u.InodesUsed, Available: u.InodesAvail})
 	}
+	if u.Errors > 0 {
+		return out, []trouble{{csispec.VolumeHealthErrorType_DEGRADED, "FileSystemErrors", fmt.Sprintf(
+			"the file system has met %d errors since it was checked, and may take no changes any more: the pods that use it are to be ended, so that it is checked and mounted anew",
+			u.Errors)}}
+	}
 	return out, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -464,6 +465,19 @@ func TestStatsAndHealth(t *testing.T) {
 		if h := health(); len(h) != 1 || h[0].GetStatus() != c.want || h[0].GetMessage() != c.Message || h[0].GetReason() == "" {
 			t.Fatal(h)
 		}
+	}
+	// What some kernels show nowhere else; it may be full all the same.
+	r.host.SetDevice(s.id, func(d *node.Device) { d.Condition = node.Condition{} })
+	r.host.Do(s.id, func(d *nodetest.Disk) { d.Errors = 3 })
+	if abnormal, message := r.condition(s, r.target("t")); !abnormal || !strings.Contains(message, "3 errors") {
+		t.Fatalf("%t, %s", abnormal, message)
+	}
+	if h := health(); len(h) != 1 || h[0].GetStatus() != csispec.VolumeHealthErrorType_DEGRADED {
+		t.Fatal(h)
+	}
+	out, err = r.svc.NodeGetVolumeStats(t.Context(), &csispec.NodeGetVolumeStatsRequest{VolumeId: s.id.String(), VolumePath: r.target("t")})
+	if err != nil || len(out.GetUsage()) != 2 {
+		t.Fatalf("%v, %v", out, err)
 	}
 	for _, path := range []string{r.target("none"), "some/path", r.target("none/none")} {
 		_, err := r.svc.NodeGetVolumeStats(t.Context(), &csispec.NodeGetVolumeStatsRequest{VolumeId: s.id.String(), VolumePath: path})

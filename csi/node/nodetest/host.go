@@ -44,6 +44,7 @@ type Disk struct {
 	ReadOnly   bool // the file system has turned read-only after an error
 	Hidden     bool // with ReadOnly: the mount table does not show it
 	Damaged    bool // for a person
+	Errors     int64
 	Silent     chan struct{}
 	Stopped    bool       // the file system was shut down by an error
 	Unmounted  node.State // of the device when its file system was unmounted last

@@ -422,7 +422,7 @@ func (p *Plugin) Usage(point string) (mount.Usage, error) {
 	if disk.Stopped {
 		return mount.Usage{}, fmt.Errorf("%w: %s was shut down", block.ErrIO, point)
 	}
-	return mount.Usage{Total: disk.Size, Used: 1 << 20, Available: disk.Size - 1<<20, Inodes: 100, InodesUsed: 11, InodesAvail: 89}, nil
+	return mount.Usage{Total: disk.Size, Used: 1 << 20, Available: disk.Size - 1<<20, Inodes: 100, InodesUsed: 11, InodesAvail: 89, Errors: disk.Errors}, nil
 }
 
 // Writable implements node.Mounter.
