@@ -31,7 +31,7 @@ type Shape struct {
 // The shapes of loads: an ordinary one, whose pace leaves the emulator's processors to what the scenario does, one that
 // keeps 32 requests in flight at each place, and one for many places.
 var (
-	Ordinary = Shape{Workers: 4, Span: 4 << 20, Pace: 10 * time.Millisecond}
+	Ordinary = Shape{Workers: 4, Span: 4 << 20, Pace: 40 * time.Millisecond}
 	Deep     = Shape{Workers: 32, Span: 256 << 10}
 	Light    = Shape{Workers: 1, Span: 1 << 20, Pace: 50 * time.Millisecond}
 )
