@@ -150,7 +150,7 @@ func (s *Service) usage(ctx context.Context, volume string, e mount.Entry) ([]*c
 	}
 	if u.Errors > 0 {
 		return out, []trouble{{csispec.VolumeHealthErrorType_DEGRADED, "FileSystemErrors", fmt.Sprintf(
-			"the file system has met %d errors since it was checked, and may take no changes any more: the pods that use it are to be ended, so that it is checked and mounted anew",
+			"the file system has met errors, %d since it was checked, and may take no changes any more: the pods that use it are to be ended, so that it is checked and mounted anew",
 			u.Errors)}}
 	}
 	return out, nil

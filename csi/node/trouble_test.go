@@ -469,7 +469,7 @@ func TestStatsAndHealth(t *testing.T) {
 	// What some kernels show nowhere else; it may be full all the same.
 	r.host.SetDevice(s.id, func(d *node.Device) { d.Condition = node.Condition{} })
 	r.host.Do(s.id, func(d *nodetest.Disk) { d.Errors = 3 })
-	if abnormal, message := r.condition(s, r.target("t")); !abnormal || !strings.Contains(message, "3 errors") {
+	if abnormal, message := r.condition(s, r.target("t")); !abnormal || !strings.Contains(message, "errors, 3 since") {
 		t.Fatalf("%t, %s", abnormal, message)
 	}
 	if h := health(); len(h) != 1 || h[0].GetStatus() != csispec.VolumeHealthErrorType_DEGRADED {
