@@ -59,10 +59,21 @@ func nextGroup(all []lab.Scenario) []lab.Scenario {
 	return all[:n]
 }
 
+// errBoot is the end of a guest that had not come to a scenario.
+var errBoot = errors.New("the guest did not boot")
+
+// bootTries bounds the attempts of one boot: the emulator now and then runs an instruction that the kernel is just
+// replacing, which ends the kernel.
+const bootTries = 3
+
 // boots runs one boot, and the further ones that a power cut asks for, and returns how many scenarios are done.
 func (s *Suite) boots(ctx context.Context, group []lab.Scenario) (done int, err error) {
 	for boot := 0; ; boot++ {
 		n, cut, err := s.boot(ctx, group, boot)
+		for try := 1; try < bootTries && errors.Is(err, errBoot); try++ {
+			fmt.Fprintln(s.Out, err)
+			n, cut, err = s.boot(ctx, group, boot)
+		}
 		if done += n; err != nil || !cut {
 			return done, err
 		}
@@ -133,8 +144,12 @@ func (s *Suite) lost(group []lab.Scenario, done int, running, why string) (int, 
 	for _, l := range strings.Split(string(console[max(0, len(console)-4000):]), "\n") {
 		s.lines = append(s.lines, "console: "+strings.TrimSpace(l))
 	}
+	if running == "" && done > 0 {
+		s.result("FAIL", group[done-1].Name, "after it "+why, 0)
+		return done, false, nil
+	}
 	if running == "" {
-		return 0, false, errors.New(why + " before a scenario began; see " + s.Machine.Console)
+		return 0, false, fmt.Errorf("%w: %s; see %s", errBoot, why, s.Machine.Console)
 	}
 	s.result("FAIL", running, why, 0)
 	return done + 1, false, nil
