@@ -9,5 +9,5 @@ import (
 
 // All is every scenario, in the order in which they run. Names are unique.
 func All() []lab.Scenario {
-	return slices.Concat(basic(), lifecycle(), space(), outage(), failover(), refusals(), device(), filesystem(), filesystem2())
+	return slices.Concat(basic(), lifecycle(), space(), outage(), failover(), refusals(), device(), filesystem(), filesystem2(), limits())
 }

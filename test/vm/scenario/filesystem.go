@@ -86,7 +86,7 @@ func neverFormatsDamaged(t *lab.T) {
 
 		v.Publish()
 		s.Arm(lab.Fault{Point: "disk.read", Match: v.ID, Error: "io"})
-		v.NotStaged("staging what cannot be read")
+		v.NotStaged("staging what cannot be read", "cannot be read")
 		s.Disarm("")
 		other := map[string]string{"ext4": "xfs", "xfs": "ext4"}[v.FS]
 		v.FS, other = other, v.FS
