@@ -110,6 +110,7 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 		})
 	}
 	shutDown := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped = true }) }
+	dying := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped, d.Dying = true, true }) }
 	silent := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Silent = make(chan struct{}) }) }
 	well := func(*rig, spec) {}
 	for _, c := range []struct {
@@ -120,6 +121,7 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 	}{
 		{"turned read-only", readOnly, node.Waiting, node.Failed},
 		{"shut down", shutDown, node.Waiting, node.Failed},
+		{"shut down, and the server goes during the unmount", dying, node.Healthy, node.Failed},
 		{"silent", silent, node.Waiting, node.Waiting},
 		{"well", well, node.Waiting, node.Waiting},
 		{"turned read-only, with a server", readOnly, node.Healthy, node.Healthy},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/gabion-storage/gabion/csi/mount"
@@ -24,11 +25,11 @@ func (s *Service) unstage(f *flight, r pathRequest) error {
 	if err := f.commit(); err != nil {
 		return err
 	}
-	if err := s.letGo(f, now, at); err != nil {
-		return fmt.Errorf("volume %s: %w", r.id, err)
-	}
 	if r.path != "" {
-		if err := s.hide(f, at); err != nil {
+		release := s.guard(f, now, at)
+		err := s.hide(f, at)
+		release()
+		if err != nil {
 			return fmt.Errorf("volume %s: %w", r.id, err)
 		}
 	}
@@ -45,23 +46,54 @@ func (s *Service) unstage(f *flight, r pathRequest) error {
 	return nil
 }
 
-// letGo ends the device under a file system that takes no changes any more after an
-// error, if no server answers: there is nothing left to be saved, and the unmount
-// would wait for a server all the same, to write what it cannot.
-func (s *Service) letGo(f *flight, now facts, r stageRequest) error {
+// guard ends the device under a file system that takes no changes any more after an
+// error, if no server answers before or while it is unmounted: there is nothing left
+// to be saved, and the unmount would wait for a server all the same, to write what it
+// cannot. It goes on until release.
+func (s *Service) guard(f *flight, now facts, r stageRequest) (release func()) {
 	e, mounted := now.table.At(r.point)
 	d := now.device
-	if !mounted || !now.attached || d.Condition.State != Waiting || d.ReadOnly || e.Number != d.Number || e.Node != (mount.Number{}) || !s.stopped(f, d, e) {
-		return nil
+	if !mounted || !now.attached || d.ReadOnly || e.Number != d.Number || e.Node != (mount.Number{}) || !s.stopped(f, d, e) {
+		return func() {}
 	}
-	s.cfg.Log.Warn("a device is ended under a file system that has stopped after an error, because no server answers", "volume_id", d.Volume, "device", d.Path, "staging", r.point)
-	ctx, cancel := context.WithTimeout(f.ctx, detachPatience)
+	if s.letGo(f.ctx, d.Volume) {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(f.ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		t := time.NewTicker(guardLook)
+		defer t.Stop()
+		for ended := false; !ended; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+				ended = s.letGo(ctx, d.Volume)
+			}
+		}
+	})
+	return func() { cancel(); done.Wait() }
+}
+
+// guardLook is how often the guard looks whether a server answers.
+const guardLook = 500 * time.Millisecond
+
+// letGo ends a volume's device if it waits for a server, and reports whether it has ended.
+func (s *Service) letGo(ctx context.Context, id block.VolumeID) (ended bool) {
+	d, err := s.cfg.Attacher.Find(ctx, id)
+	if err != nil || d.Condition.State != Waiting {
+		return isNotFound(err) || err == nil && d.Condition.State == Failed
+	}
+	s.cfg.Log.Warn("a device is ended under a file system that has stopped after an error, because no server answers", "volume_id", id, "device", d.Path)
+	ctx, cancel := context.WithTimeout(ctx, detachPatience)
 	defer cancel()
-	err := s.cfg.Attacher.Fail(ctx, d.Volume, "its file system had stopped after an error, and it was unstaged while no server answered")
-	if errors.Is(err, block.ErrInUse) { // by the mount, until it is gone
-		return nil
+	err = s.cfg.Attacher.Fail(ctx, id, "its file system had stopped after an error, and it was unstaged while no server answered")
+	if err == nil || errors.Is(err, block.ErrInUse) { // by the mount, until it is gone
+		return true
 	}
-	return err
+	s.cfg.Log.Warn("it is not ended", "volume_id", id, "device", d.Path, "err", err)
+	return false
 }
 
 // stopped reports whether a file system takes no changes. It is asked only for what

@@ -47,6 +47,7 @@ type Disk struct {
 	Errors     int64
 	Silent     chan struct{}
 	Stopped    bool       // the file system was shut down by an error
+	Dying      bool       // no server answers from its unmount on, which waits until the device has failed
 	Unmounted  node.State // of the device when its file system was unmounted last
 }
 

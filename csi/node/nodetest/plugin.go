@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gabion-storage/gabion/csi/mount"
 	"github.com/gabion-storage/gabion/csi/node"
@@ -357,10 +358,29 @@ func (h *Host) mark(n mount.Number, readOnly bool) {
 	}
 }
 
+// waits reports whether an unmount waits for a server.
+func (h *Host) waits(point string) bool {
+	disk, e, err := h.ofPoint(point)
+	if err != nil || !disk.Dying {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.IndexFunc(h.devices, func(d *device) bool { return d.Number == e.Number && !d.gone })
+	if i < 0 || h.devices[i].Condition.State == node.Failed {
+		return false
+	}
+	h.devices[i].Condition.State = node.Waiting
+	return true
+}
+
 // Unmount implements node.Mounter.
 func (p *Plugin) Unmount(point string) error {
 	return p.step("unmount", func() error {
 		h := p.host
+		for h.waits(point) {
+			time.Sleep(time.Millisecond)
+		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		e, ok := h.table.At(point)
