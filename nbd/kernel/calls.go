@@ -43,7 +43,7 @@ func (c *calls) do(ctx context.Context, call call) error {
 	left := make(chan struct{})
 	done := make(chan error)
 	c.running.Go(func() {
-		err := call.do()
+		err := call.run()
 		select {
 		case done <- err:
 		case <-left:
@@ -53,20 +53,30 @@ func (c *calls) do(ctx context.Context, call call) error {
 		}
 		<-c.turn // only now, so that whoever has the next turn finds nothing of this one
 	})
-	t := time.NewTimer(watchdog)
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		close(left)
+		return fmt.Errorf("%w: %s: the driver has not answered yet: %w", block.ErrUnknown, call.name, ctx.Err())
+	}
+}
+
+// run makes the call, and rescues it for as long as it hangs: whether its caller
+// still waits or not, all others do.
+func (c call) run() error {
+	done := make(chan error, 1)
+	go func() { done <- c.do() }()
+	t := time.NewTicker(watchdog)
 	defer t.Stop()
 	for {
 		select {
 		case err := <-done:
 			return err
 		case <-t.C:
-			if call.rescue != nil {
-				call.rescue()
-				t.Reset(watchdog)
+			if c.rescue != nil {
+				c.rescue()
 			}
-		case <-ctx.Done():
-			close(left)
-			return fmt.Errorf("%w: %s: the driver has not answered yet: %w", block.ErrUnknown, call.name, ctx.Err())
 		}
 	}
 }

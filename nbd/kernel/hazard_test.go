@@ -497,6 +497,34 @@ func TestDetachMeetsSilence(t *testing.T) {
 	})
 }
 
+// The same, and whoever detaches leaves before the watchdog: others wait no longer for that.
+func TestDetachLeavesInSilence(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v, w := r.volume(), r.volume(r.two)
+		r.attachment(w, another)
+		r.attach(m, v)
+		r.f.Before("disconnect", func() {
+			r.one.Stop()
+			r.one.Fill(true)
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		begin := time.Now()
+		if err := m.Detach(ctx, v.Volume); !errors.Is(err, block.ErrUnknown) {
+			t.Errorf("Detach: %v", err)
+		}
+		r.attach(m, w)
+		if took := time.Since(begin); took > 3*time.Second {
+			t.Errorf("another volume was attached after %v", took)
+		}
+		r.detach(m, v)
+		r.detach(m, w)
+		r.noResidue()
+	})
+}
+
 // A call of another program, or of ours, hangs in the driver: callers leave by
 // their deadlines, what waits is not made later, and everything is well when it is over.
 func TestDriverHangs(t *testing.T) {
