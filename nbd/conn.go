@@ -36,8 +36,8 @@ type conn struct {
 	srv    *Server
 	nc     net.Conn
 	raw    syscall.RawConn // of the handshake
-	link   *link           // of the transmission phase
-	wait   deadlines       // nc, then link; guarded by mu until then
+	link   *link           // of the transmission phase: made before any Device is opened, so that no opened one is lost for want of descriptors
+	wait   deadlines       // nc, then link; guarded by mu
 	born   uint64          // the stall number at its beginning
 	volume string          // the export name without its token, for logs and fault points
 
@@ -65,13 +65,14 @@ type conn struct {
 	draining  bool      // the last write deadline is set
 	reason    error     // why the connection ends; nil while it lives
 	ended     chan struct{}
-	dead      bool // no reply is sent any more
-	gathering bool // Submit runs, or reader.unsent: the reader will send what finishes meanwhile
-	sending   bool // somebody has the role of sending
-	inflight  int  // requests not recycled
-	between   bool // Submit runs, and what was read and is not in its batch is untouched
-	blocking  bool // Submit said that it may wait: the role of reading can be taken
-	reads     int  // how often it was taken
+	dead      bool   // no reply is sent any more
+	gathering bool   // Submit runs, or reader.unsent: the reader will send what finishes meanwhile
+	sending   bool   // somebody has the role of sending
+	inflight  int    // requests not recycled
+	between   bool   // Submit runs, and what was read and is not in its batch is untouched
+	blocking  bool   // Submit said that it may wait: the role of reading can be taken
+	handOff   func() // what it wants to be called then
+	reads     int    // how often it was taken
 	takeover  *time.Timer
 	first     *request
 	last      *request // of the queue of finished requests
@@ -84,7 +85,6 @@ type conn struct {
 type deadlines interface {
 	SetReadDeadline(time.Time) error
 	SetWriteDeadline(time.Time) error
-	Close() error
 }
 
 func newConn(s *Server, nc net.Conn) (*conn, error) {
@@ -92,8 +92,12 @@ func newConn(s *Server, nc net.Conn) (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nbd: %w", err)
 	}
+	link, err := newLink(raw)
+	if err != nil {
+		return nil, fmt.Errorf("nbd: %w", err)
+	}
 	c := &conn{
-		srv: s, nc: nc, raw: raw, wait: nc, born: s.stall.Load(),
+		srv: s, nc: nc, raw: raw, link: link, wait: nc, born: s.stall.Load(),
 		wake:       make(chan struct{}, 1),
 		writerDone: make(chan struct{}),
 		ended:      make(chan struct{}),
@@ -109,19 +113,17 @@ func newConn(s *Server, nc net.Conn) (*conn, error) {
 // serve is the reader goroutine: handshake, transmission, closing.
 func (c *conn) serve() {
 	err := c.handshake()
-	if err == nil {
-		err = c.relink()
-	}
 	switch {
 	case c.dev == nil:
 		c.stop(err, true)
-		_ = c.wait.Close()
+		c.closeSocket()
 		c.over()
 	case err != nil:
 		close(c.writerDone)
 		c.finish(err)
 		c.over()
 	default:
+		c.relink()
 		c.srv.running.Go(c.write)
 		c.reader.limit = chunkSize
 		c.readOn(nil)
@@ -145,22 +147,24 @@ func (c *conn) readOn(err error) {
 	c.over()
 }
 
-// relink moves the socket from the runtime's poller to a link.
-func (c *conn) relink() error {
-	l, err := newLink(c.nc)
-	if err != nil {
-		return err
-	}
+// relink takes the socket from the runtime's poller: from now on the link waits for it.
+func (c *conn) relink() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.link, c.wait = l, l
+	_ = c.nc.Close()
+	c.wait = c.link
 	if c.reason != nil {
-		_ = l.SetReadDeadline(past())
+		_ = c.link.SetReadDeadline(past())
 	}
 	if c.dead {
-		_ = l.SetWriteDeadline(past())
+		_ = c.link.SetWriteDeadline(past())
 	}
-	return nil
+}
+
+// closeSocket closes both descriptors of the socket. Nobody may be using the link.
+func (c *conn) closeSocket() {
+	_ = c.nc.Close()
+	_ = c.link.Close()
 }
 
 // over is the last thing a connection does.
@@ -244,7 +248,7 @@ func (c *conn) finish(reason error) {
 	if left != 0 {
 		panic(fmt.Sprintf("nbd: Disconnect returned with %d requests not completed", left))
 	}
-	_ = c.wait.Close()
+	c.closeSocket()
 }
 
 // drainTime bounds how long a closing connection waits for a client to take its last replies.

@@ -2,8 +2,6 @@ package nbd
 
 import (
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"syscall"
 	"time"
@@ -11,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// link is a connection's socket in the transmission phase, outside of the runtime's poller.
+// link is a connection's socket for the transmission phase, outside of the runtime's poller.
 //
 // The poller is told of all that happens to a socket that it has, whether somebody waits or not: each piece that a
 // client sends, and each that it takes, wakes a thread, at the client's cost, which then finds nothing to do. A link is
@@ -21,13 +19,8 @@ type link struct {
 	in, out gate
 }
 
-// newLink takes the socket over: nc is closed in any case.
-func newLink(nc net.Conn) (l *link, err error) {
-	defer func() { _ = nc.Close() }()
-	raw, err := nc.(syscall.Conn).SyscallConn()
-	if err != nil {
-		return nil, err
-	}
+// newLink makes a link to a socket that the runtime's poller has, until its own descriptor is closed.
+func newLink(raw syscall.RawConn) (l *link, err error) {
 	l = &link{fd: -1}
 	cerr := raw.Control(func(fd uintptr) { l.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
 	if err = errors.Join(cerr, err); err == nil {
@@ -35,7 +28,7 @@ func newLink(nc net.Conn) (l *link, err error) {
 	}
 	if err != nil {
 		_ = l.Close()
-		return nil, fmt.Errorf("nbd: %w", err)
+		return nil, err
 	}
 	return l, nil
 }
@@ -81,8 +74,10 @@ func (g *gate) build(socket int, events uint32) (err error) {
 	}
 	g.file = os.NewFile(uintptr(g.ep), "epoll")
 	g.attempt = g.attempts
-	g.raw, err = g.file.SyscallConn()
-	return err
+	if g.raw, err = g.file.SyscallConn(); err != nil {
+		return err
+	}
+	return g.file.SetReadDeadline(time.Time{}) // an error if the runtime's poller has not taken it
 }
 
 func (g *gate) close() error {

@@ -28,10 +28,15 @@ func linked(t *testing.T) (*link, net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lk, err := newLink(ours)
+	raw, err := ours.(*net.UnixConn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
+	lk, err := newLink(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = ours.Close()
 	t.Cleanup(func() { _, _ = lk.Close(), peer.Close() })
 	return lk, peer
 }

@@ -213,7 +213,7 @@ func (s *Server) accepted(nc net.Conn) {
 		oldest.abort(errPushedOut)
 	}
 	if full {
-		_ = nc.Close()
+		c.closeSocket()
 		s.noisy(slog.LevelWarn, "connection refused: as many are open as may be", "limit", s.cfg.MaxConnections)
 	}
 }

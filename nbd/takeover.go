@@ -33,13 +33,13 @@ func (c *conn) deliver(batch []*block.Request, at where) bool {
 }
 
 // Blocking implements block.Stream.
-func (c *conn) Blocking() bool {
+func (c *conn) Blocking(handOff func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.between {
 		return false
 	}
-	c.blocking = true
+	c.blocking, c.handOff = true, handOff
 	if c.takeover == nil {
 		c.takeover = time.AfterFunc(takeoverTime, c.takeOver)
 	} else {
@@ -62,7 +62,9 @@ func (c *conn) takeOver() {
 	defer c.srv.running.Done()
 	c.gathering = false
 	c.wakeWriter()
+	handOff := c.handOff
 	c.mu.Unlock()
+	handOff()
 
 	rd := &c.reader
 	clear(rd.batch)

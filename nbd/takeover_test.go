@@ -20,6 +20,8 @@ type inline struct {
 	gate    chan struct{}
 	waiting chan bool // what Blocking said
 	inside  atomic.Int32
+
+	handedOff atomic.Int32
 }
 
 func (x *inline) Open(ctx context.Context, name string, s block.Stream) (block.Device, error) {
@@ -47,7 +49,7 @@ func (d *inlineDevice) Submit(batch []*block.Request) {
 	}
 	d.x.inside.Add(1)
 	defer d.x.inside.Add(-1)
-	may := d.s.Blocking()
+	may := d.s.Blocking(func() { d.x.handedOff.Add(1) })
 	d.x.waiting <- may
 	<-d.x.gate
 	d.Device.Submit(slow)
@@ -97,6 +99,9 @@ func TestReaderIsReplacedWhileItWaits(t *testing.T) {
 	p.write(4, 3<<20, block4k(4))
 	if r := p.reply(); r.cookie != 4 || r.errno != 0 {
 		t.Fatalf("%+v", r)
+	}
+	if n := x.handedOff.Load(); n != 1 {
+		t.Errorf("the one that waits was told %d times that it is replaced", n)
 	}
 	close(x.gate)
 	if r := p.reply(); r.cookie != 2 || r.errno != 0 {

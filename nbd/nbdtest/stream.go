@@ -40,7 +40,7 @@ func (s *Stream) ReadBuffer(r *block.Request) error {
 func (s *Stream) TryReadBuffer(r *block.Request) bool { return s.ReadBuffer(r) == nil }
 
 // Blocking implements block.Stream: nobody else submits meanwhile.
-func (s *Stream) Blocking() bool { return true }
+func (s *Stream) Blocking(func()) bool { return true }
 
 // Complete implements block.Stream.
 func (s *Stream) Complete(r *block.Request) {

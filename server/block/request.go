@@ -46,11 +46,12 @@ type Stream interface {
 	ReadBuffer(r *Request) error
 	// TryReadBuffer is ReadBuffer if that need not wait; false: nothing happened.
 	TryReadBuffer(r *Request) bool
-	// Blocking says that the goroutine that is in Submit for this stream, having
-	// taken all of the batch, is about to wait for a disk. True: it may; if it
-	// is long, another goroutine reads on meanwhile and calls Submit. False:
-	// nothing may be waited for here.
-	Blocking() bool
+	// Blocking says, at most once in a Submit, that the goroutine that is in it,
+	// having taken all of the batch, is about to wait for a disk. True: it may;
+	// if it is long, another goroutine first calls handOff, which must not wait
+	// and may come after the end of Submit, then reads on and calls Submit.
+	// False: nothing may be waited for here.
+	Blocking(handOff func()) bool
 	// Complete hands back a finished request: r.Err is set, or r.Data filled.
 	// It never blocks on the client. Each submitted request is completed
 	// exactly once, also after the stream was closed; r belongs to the stream

@@ -15,7 +15,7 @@ type syncStream struct {
 
 func (s *syncStream) ReadBuffer(*block.Request) error   { return nil }
 func (s *syncStream) TryReadBuffer(*block.Request) bool { return true }
-func (s *syncStream) Blocking() bool                    { return true }
+func (s *syncStream) Blocking(func()) bool              { return true }
 func (s *syncStream) Complete(*block.Request) {
 	if s.n.Add(-1) == 0 {
 		s.wake <- struct{}{}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
 )
@@ -59,14 +58,14 @@ func (d *device) Submit(batch []*block.Request) {
 	d.pending.Add(int64(len(batch)))
 	v := d.v
 	s := v.scraps.Get().(*scratch)
-	s.stream = d.stream
+	s.inline.begin(d.stream)
 	v.mu.Lock()
 	for _, r := range batch {
 		r.Slot = d
 		v.core.Submit(&d.conn, r)
 	}
 	v.pump(s)
-	s.stream, s.asked, s.until = nil, false, time.Time{}
+	s.inline.begin(nil)
 	v.scraps.Put(s)
 }
 

@@ -28,6 +28,7 @@ type memMember struct {
 
 	slow      bool          // nothing is done in line
 	gate      chan struct{} // not nil: Write, Read and Sync wait for it
+	waiting   int           // how many did
 	writeErr  error
 	readErr   error
 	syncErr   error
@@ -96,6 +97,9 @@ func (m *memMember) Release(*block.IO) {}
 func (m *memMember) wait() {
 	m.mu.Lock()
 	gate := m.gate
+	if gate != nil {
+		m.waiting++
+	}
 	m.mu.Unlock()
 	if gate != nil {
 		<-gate
@@ -111,7 +115,7 @@ func (m *memMember) TryWrite(io *block.IO) (bool, error) {
 	return true, m.write(io)
 }
 
-func (m *memMember) WriteCached(io *block.IO) (bool, error) { return false, nil }
+func (m *memMember) WriteCached(io *block.IO) (bool, error) { return true, m.Write(io) }
 
 func (m *memMember) Write(io *block.IO) error {
 	m.wait()
@@ -335,6 +339,7 @@ type memStream struct {
 	done   chan *block.Request
 	closed chan error
 	buf    func(r *block.Request) error
+	asked  chan func() // not nil: Submit may wait, and this gets what hands off
 }
 
 func newStream() *memStream {
@@ -356,7 +361,13 @@ func (s *memStream) TryReadBuffer(r *block.Request) bool {
 	return s.buf == nil && s.ReadBuffer(r) == nil
 }
 
-func (s *memStream) Blocking() bool { return false }
+func (s *memStream) Blocking(handOff func()) bool {
+	if s.asked == nil {
+		return false
+	}
+	s.asked <- handOff
+	return true
+}
 
 func (s *memStream) Complete(r *block.Request) { s.done <- r }
 

@@ -160,6 +160,52 @@ func TestHungDiskHoldsUpItsRunsOnly(t *testing.T) {
 	}
 }
 
+// TestHungDiskHoldsUpItsRunsOnlyInLine: one batch has requests for a disk that answers nothing, and its goroutine waits
+// for it in line. All for the other disk are answered, those that may wait as well as soon as the goroutine is replaced.
+func TestHungDiskHoldsUpItsRunsOnlyInLine(t *testing.T) {
+	r := newRig(t, nil)
+	g := r.m.cfg.Geometry
+	other := newMember(block.DiskID{UUID: id(2)}, g, 2*rigSize)
+	r.disks.members = append(r.disks.members, other)
+	r.meta.place = func(run block.RunIndex) []block.DiskID {
+		return []block.DiskID{r.disks.members[run%2].disk}
+	}
+	c := r.open("")
+	c.must(c.write(0, make([]byte, 2*g.RunSize())))
+	gate := make(chan struct{})
+	r.disk.set(func() { r.disk.slow = true })
+	other.set(func() { other.gate = gate })
+	c.s.asked = make(chan func(), 1)
+	var batch []*block.Request
+	for _, q := range []struct {
+		op  block.Op
+		run int64
+	}{{block.OpRead, 0}, {block.OpWrite, 0}, {block.OpWrite, 1}, {block.OpRead, 0}, {block.OpWrite, 0}} {
+		at := q.run*g.RunSize() + int64(len(batch))*4096
+		batch = append(batch, &block.Request{Op: q.op, Offset: at, Length: 4096, Data: block4k(7), Stream: c.s})
+	}
+	submitted := make(chan struct{})
+	go func() {
+		defer close(submitted)
+		c.d.Submit(batch)
+	}()
+	handOff := <-c.s.asked
+	eventually(t, "the wait for the hung disk", func() (held bool) {
+		other.set(func() { held = other.waiting > 0 })
+		return held
+	})
+	handOff()
+	for range len(batch) - 1 {
+		if req := c.wait(); req.Err != nil || req == batch[2] {
+			t.Errorf("%v at %d: %v", req.Op, req.Offset, req.Err)
+		}
+	}
+	other.set(func() { other.gate = nil })
+	close(gate)
+	c.must(c.wait().Err)
+	<-submitted
+}
+
 // TestH72DetachIsConfirmedWhenDrained, for an open volume and for one that is not open.
 func TestH72DetachIsConfirmedWhenDrained(t *testing.T) {
 	r := newRig(t, nil)

@@ -37,43 +37,18 @@ const (
 type scratch struct {
 	out      Output
 	finished []*IO
-
-	// In Submit: whose it is, whether it was asked to let this goroutine wait, and how long that goes on.
-	stream block.Stream
-	asked  bool
-	until  time.Time
-}
-
-// A write that may have to wait for the page cache is done in line all the
-// same: the copy takes less than handing it over, all the more while the payload
-// is in this processor's cache, and writers of one file would only queue for
-// its lock. The longest are handed over, and so is everything once a Submit has
-// written for inlineTime, since a disk that is behind is better waited for by many.
-const (
-	inlineTime = 4 * time.Millisecond
-	inlineSize = 1 << 20
-)
-
-// mayWait reports whether the goroutine may do what waits for the page cache.
-func (s *scratch) mayWait() bool {
-	if s.stream == nil {
-		return false
-	}
-	now := time.Now()
-	if !s.asked {
-		s.asked = true
-		if s.stream.Blocking() {
-			s.until = now.Add(inlineTime)
-		}
-	}
-	return now.Before(s.until)
+	inline   inline
 }
 
 // newVolume is a volume that does nothing yet: the first event lets it begin.
 func newVolume(m *Manager, mp Map) *volume {
 	v := &volume{m: m, id: mp.Volume.ID, name: mp.Volume.ID.String(), core: NewCore(m.cfg.Geometry, mp)}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
-	v.scraps.New = func() any { return new(scratch) }
+	v.scraps.New = func() any {
+		s := new(scratch)
+		s.inline.handOff = func() { v.handOff(&s.inline) }
+		return s
+	}
 	return v
 }
 
@@ -95,7 +70,7 @@ func (v *volume) event(f func(*Core)) {
 
 // pump is called with mu held, after events, and returns without it. It does
 // what the core wants and reports what it could do in line, until the rest is
-// in other hands. It never waits for a client or a disk.
+// in other hands. It never waits for a client, and for a disk only in writeInline.
 func (v *volume) pump(s *scratch) {
 	for {
 		v.core.Take(&s.out)
@@ -109,6 +84,9 @@ func (v *volume) pump(s *scratch) {
 		}
 		for _, op := range s.out.Start {
 			v.run(op, s)
+		}
+		if len(s.finished) == 0 {
+			v.writeInline(s)
 		}
 		if len(s.finished) == 0 {
 			return
@@ -187,12 +165,10 @@ func (v *volume) write(op *Op, s *scratch) {
 		io := &op.IOs[i]
 		var done bool
 		done, io.Err = io.Member.TryWrite(&io.IO)
-		if !done && io.Err == nil && io.Op == block.OpWrite && io.Length <= inlineSize && s.mayWait() {
-			done, io.Err = io.Member.WriteCached(&io.IO)
-		}
-		if done || io.Err != nil {
+		switch {
+		case done || io.Err != nil:
 			s.finished = append(s.finished, io)
-		} else {
+		case !s.inline.put(io):
 			io.Copy.Tag.(*lane).put(io)
 		}
 	}
