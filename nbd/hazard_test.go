@@ -16,6 +16,7 @@ import (
 	"github.com/gabion-storage/gabion/nbd/nbdtest"
 	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 func block4k(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
@@ -136,6 +137,31 @@ func TestH02BytesParsedLateByAHeldUpReader(t *testing.T) {
 		t.Errorf("x=%d, want 2", got)
 	}
 	eventually(t, "the reason in the log", func() bool { return strings.Contains(s.log.String(), "held up") })
+}
+
+// H02, a reader that was held up when it had read and parsed: what it has is not executed.
+func TestH02HeldUpBeforeSubmit(t *testing.T) {
+	var now atomic.Int64
+	var faults fault.Set
+	s := serve(t, func(c *nbd.Config, _ *served) { c.Fault = &faults })
+	s.SetClock(func() time.Duration { return time.Duration(now.Load()) })
+	a, b := s.enter(t, false), s.enter(t, false)
+	defer b.close()
+	must(t, faults.Arm(fault.Rule{Point: "nbd.parse", Hold: true, Count: 1}))
+	a.write(1, 0, block4k(1))
+	eventually(t, "the reader is held up", func() bool { return faults.Hits("nbd.parse") == 1 })
+	b.write(2, 0, block4k(1)) // sent again on b
+	b.reply()
+	b.write(3, 0, block4k(2)) // W2
+	b.reply()
+	now.Add(int64(1100 * time.Millisecond))
+	faults.Clear("")
+	if n := a.closed(); n != 0 {
+		t.Errorf("%d bytes of replies", n)
+	}
+	if got := content(s.volume, 0); got != 2 {
+		t.Errorf("x=%d, want 2", got)
+	}
 }
 
 // gated is an Exports whose Devices wait in Disconnect until the gate opens.

@@ -19,6 +19,7 @@ const (
 	// the header, so that little is copied.
 	largePayload = 32 << 10
 	shortFill    = 4 << 10
+	maxRecv      = 256 << 10            // of one read, in which the thread can't be stopped for the garbage collector
 	maxDrain     = 2 * block.MaxPayload // the longest payload of a refused write that is read and thrown away
 )
 
@@ -91,6 +92,9 @@ func (c *conn) fill() error {
 func (c *conn) read(p []byte) (int, error) {
 	rd := &c.reader
 	rd.dst, rd.n, rd.err = p, 0, nil
+	if p == nil {
+		rd.ahead = true // until it finds nothing
+	}
 	err := c.link.in.pass(rd.readable)
 	if c.idle {
 		c.mu.Lock()
@@ -131,11 +135,8 @@ func (c *conn) readable(fd uintptr) bool {
 		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
 	progress := false
-	if rd.dst == nil {
-		rd.ahead = true
-	}
 	for {
-		n, errno := recv(fd, p[rd.n:])
+		n, errno := recv(fd, p[rd.n:min(len(p), rd.n+maxRecv)])
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -274,12 +275,12 @@ func (c *conn) enter(n int, gather bool) error {
 		for c.inflight+n > c.srv.cfg.MaxRequests && c.reason == nil {
 			c.room.Wait()
 		}
-		if err := c.tooLate(c.srv.now()); err != nil && c.reason == nil {
-			return err
-		}
 	}
 	if c.reason != nil {
 		return c.reason
+	}
+	if err := c.tooLate(c.srv.now()); err != nil { // whatever held it up since it has read
+		return err
 	}
 	c.inflight += n
 	c.gathering = gather
