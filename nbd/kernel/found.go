@@ -20,6 +20,9 @@ type found struct {
 // find looks for a volume's devices: the connected one, if there is one, and
 // others that are zombies or of other attachments. The volume's turn is held.
 func (m *Manager) find(ctx context.Context, id block.VolumeID) ([]found, error) {
+	if err := m.settle(ctx, id); err != nil {
+		return nil, err
+	}
 	nodes, err := m.cfg.Kernel.Nodes()
 	if err != nil {
 		return nil, err
@@ -42,6 +45,36 @@ func (m *Manager) find(ctx context.Context, id block.VolumeID) ([]found, error) 
 	return all, nil
 }
 
+// settle returns when no CONNECT of the volume is under way any more. Whoever made
+// it may have left, or have been killed, and the driver makes the device all the
+// same. It does one thing at a time: when it answers a probe, it has.
+func (m *Manager) settle(ctx context.Context, id block.VolumeID) error {
+	kept, err := m.state.list()
+	if err != nil {
+		return err
+	}
+	for _, i := range kept {
+		if i.Volume != id {
+			continue
+		}
+		r, err := m.state.load(i)
+		if err != nil || r == nil || r.Phase != phaseConnecting || r.Index < 0 { // a record that is not readable says nothing
+			continue
+		}
+		if err := m.probe(ctx, r.Index, i.Backend()); err != nil && !errors.Is(err, block.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// probe asks the driver whether a device is connected. ErrNotFound: it is not.
+func (m *Manager) probe(ctx context.Context, index int, backend string) error {
+	return m.calls.do(ctx, call{name: "asking for " + devicePath(index), do: func() error {
+		return m.cfg.Kernel.Reconfigure(index, backend, Change{})
+	}})
+}
+
 // recognise joins a device with its record. Where that is not enough the kernel
 // is asked whether it is a zombie.
 func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, error) {
@@ -61,9 +94,7 @@ func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, err
 	} else {
 		d.rec, d.lost = m.rebuilt(n, i), true
 	}
-	err = m.calls.do(ctx, call{name: "asking for " + d.rec.path(), do: func() error {
-		return m.cfg.Kernel.Reconfigure(n.Index, n.Backend, Change{})
-	}})
+	err = m.probe(ctx, n.Index, n.Backend)
 	d.zombie = errors.Is(err, block.ErrNotFound)
 	if err != nil && !d.zombie {
 		return d, err

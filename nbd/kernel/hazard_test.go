@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -582,6 +583,67 @@ func TestDriverHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A stage is given up while the driver still makes its device, and the volume is
+// detached: that is not done before the device can be seen, and ended.
+func TestDetachWaitsForConnect(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		t.Run(fmt.Sprintf("watched=%v", watched), func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.manager(), func() {}
+				if watched {
+					m, stop = r.run()
+				}
+				defer stop()
+				v := r.volume()
+				release := r.f.Stick("connect")
+				defer release()
+				limited := func(do func(ctx context.Context) error) error {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+					defer cancel()
+					return do(ctx)
+				}
+				if err := limited(func(ctx context.Context) error { _, err := m.Attach(ctx, v.Volume, false); return err }); !errors.Is(err, block.ErrUnknown) {
+					t.Errorf("Attach: %v", err)
+				}
+				time.Sleep(10 * time.Second)
+				if err := limited(func(ctx context.Context) error { return m.Detach(ctx, v.Volume) }); err == nil {
+					t.Error("Detach: done, and there will be a device")
+				}
+				time.AfterFunc(time.Second, release)
+				r.detach(m, v)
+				r.md.Remove(v.Volume)
+				r.noResidue()
+			})
+		})
+	}
+}
+
+// The same, and the volume is staged again: its device is the one that was begun, not a second one.
+func TestAttachWaitsForConnect(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		release := r.f.Stick("connect")
+		defer release()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := m.Attach(ctx, v.Volume, false); !errors.Is(err, block.ErrUnknown) {
+			t.Errorf("Attach: %v", err)
+		}
+		time.AfterFunc(time.Second, release)
+		d := r.attach(m, v)
+		if nodes, _ := r.f.Nodes(); len(nodes) != 1 {
+			t.Errorf("beside %s there are %+v", d.Path, nodes)
+		}
+		if err := <-r.f.Start(d.Index); err != nil {
+			t.Errorf("a request: %v", err)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
 }
 
 // Calls that come and come, and cannot succeed, do not keep a device from being mended.

@@ -362,7 +362,8 @@ func (m *Manager) endAll(ctx context.Context, id block.VolumeID, end func(contex
 	return errors.Join(append(errs, m.forgetGone(id))...)
 }
 
-// forgetGone removes records of which there is no device. The volume's turn is held.
+// forgetGone removes records of which there is no device, as find has left them. The
+// volume's turn is held.
 func (m *Manager) forgetGone(id block.VolumeID) error {
 	kept, err := m.state.list()
 	if err != nil {
