@@ -26,13 +26,28 @@ func (l *Linux) Check() (advice []string, err error) {
 		return nil, err
 	}
 	_ = c.Close()
+	if err := checkBackends(uname()); err != nil {
+		return nil, err
+	}
 	if err := l.checkDestroy(); err != nil {
 		return nil, err
 	}
 	if _, err := os.Stat(l.dev); err != nil {
 		return nil, fmt.Errorf("%w: no %s: mount the host's", block.ErrPrecondition, l.dev)
 	}
-	return append(l.moduleAdvice(), l.versionAdvice()...), nil
+	return append(l.moduleAdvice(), versionAdvice(uname())...), nil
+}
+
+// checkBackends refuses a kernel that does not keep what a device stands for. A
+// device that was made on it could not even be ended: it looks like any program's.
+func checkBackends(release, _ string) error {
+	var major, minor int
+	n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	if n == 2 && slices.Compare([]int{major, minor}, []int{5, 14}) < 0 {
+		return fmt.Errorf("%w: kernel %s does not keep backend identifiers (Linux 5.14 and later do): devices could not be told apart",
+			block.ErrPrecondition, release)
+	}
+	return nil
 }
 
 // checkDestroy ends a connection of its own from outside.
@@ -81,16 +96,15 @@ func (l *Linux) moduleAdvice() []string {
 // floors are the first releases of a series without known use-after-frees in the driver.
 var floors = [][3]int{{6, 1, 162}, {6, 12, 63}}
 
-// versionAdvice is about a kernel that is older than its series' fixes. It knows
-// kernel.org's numbers and those that Debian writes into the version.
-func (l *Linux) versionAdvice() []string {
+// uname is what this kernel says of itself; it cannot fail.
+func uname() (release, version string) {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return nil
-	}
-	return versionAdvice(unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Version[:]))
+	_ = unix.Uname(&u)
+	return unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Version[:])
 }
 
+// versionAdvice is about a kernel that is older than its series' fixes. It knows
+// kernel.org's numbers and those that Debian writes into the version.
 func versionAdvice(release, version string) []string {
 	v, ok := kernelVersion(release, version)
 	if !ok {

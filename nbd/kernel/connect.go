@@ -159,8 +159,6 @@ func (m *Manager) verify(r *record) error {
 	switch {
 	case err != nil:
 		return err
-	case n.Backend == "":
-		return fmt.Errorf("%w: this kernel does not keep backend identifiers (Linux 5.14 and later do): devices could not be told apart", block.ErrPrecondition)
 	case n.Backend != r.Backend() || n.Size != r.Size || n.BlockSize != r.BlockSize:
 		return fmt.Errorf("%w: %s has %d bytes in blocks of %d for %q; made were %d, %d and %q", block.ErrCorrupt,
 			r.path(), n.Size, n.BlockSize, n.Backend, r.Size, r.BlockSize, r.Backend())
@@ -170,14 +168,12 @@ func (m *Manager) verify(r *record) error {
 	return nil
 }
 
-// undo ends a device that was just made, and that nobody has been told of.
+// undo ends a device that was just made, and that nobody has been told of, if it is there still.
 func (m *Manager) undo(ctx context.Context, r *record) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
 	defer cancel()
-	if n, err := m.cfg.Kernel.Node(r.Index); err == nil && (n.Backend == r.Backend() || n.Backend == "" && n.Configured) {
-		if err := errors.Join(m.disconnect(ctx, r), m.awaitGone(ctx, r)); err != nil {
-			return err
-		}
+	if err := errors.Join(m.disconnect(ctx, r), m.awaitGone(ctx, r)); err != nil {
+		return err
 	}
 	return m.state.remove(r.Identity)
 }

@@ -46,7 +46,8 @@ func (m *Manager) end(ctx context.Context, d found) error {
 	return m.state.remove(r.Identity)
 }
 
-// claim makes sure that nobody uses a device, and that nobody begins to. Without
+// claim makes sure that nobody uses a device, and that nobody begins to. What is
+// claimed keeps its number, even if another program ends it meanwhile. Without
 // that proof nothing is ended: a device that cannot be opened in time may be
 // mounted where this process does not see it.
 func (m *Manager) claim(ctx context.Context, r *record) (release func(), err error) {
@@ -99,7 +100,8 @@ func (m *Manager) fail(ctx context.Context, d found, reason string) error {
 
 // disconnect ends a device. Towards a server that does not take what was sent to
 // it, its sockets go first: the driver would wait for them, with a lock that all
-// devices need.
+// devices need. The driver goes by the number alone, which may be another
+// device's since this one was found: that is looked at when the call has its turn.
 func (m *Manager) disconnect(ctx context.Context, r *record) error {
 	if !m.quiet(r) {
 		if err := m.destroy(r.Sockets); err != nil {
@@ -107,8 +109,23 @@ func (m *Manager) disconnect(ctx context.Context, r *record) error {
 		}
 	}
 	return m.calls.do(ctx, call{
-		name: "disconnecting " + r.path(), do: func() error { return m.cfg.Kernel.Disconnect(r.Index) }, rescue: m.destroyer(r),
+		name: "disconnecting " + r.path(), rescue: m.destroyer(r),
+		do: func() error {
+			if there, err := m.there(r); err != nil || !there {
+				return err
+			}
+			return m.cfg.Kernel.Disconnect(r.Index)
+		},
 	})
+}
+
+// there reports whether the kernel shows the record's device at its number, connected or a zombie.
+func (m *Manager) there(r *record) (bool, error) {
+	n, err := m.cfg.Kernel.Node(r.Index)
+	if errors.Is(err, block.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && n.Configured && n.Backend == r.Backend(), err
 }
 
 // quiet reports whether a word on each of the device's sockets would leave at once.
@@ -127,8 +144,7 @@ func (m *Manager) awaitGone(ctx context.Context, r *record) error {
 	patience, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
 	for {
-		n, err := m.cfg.Kernel.Node(r.Index)
-		if errors.Is(err, block.ErrNotFound) || err == nil && !n.Configured || err == nil && n.Backend != r.Backend() {
+		if there, err := m.there(r); err == nil && !there {
 			return nil
 		}
 		if pause(patience, endLook) != nil {

@@ -45,6 +45,9 @@ var errNoFamily = fmt.Errorf("%w: the nbd driver does not answer: load it (modpr
 
 // Connect implements Kernel.
 func (l *Linux) Connect(c Connect) error {
+	if err := checkBackends(uname()); err != nil {
+		return err
+	}
 	err := withFDs(c.Sockets, nil, func(fds []int) error {
 		return execute(cmdConnect, func(e *netlink.AttributeEncoder) {
 			e.Uint32(attrIndex, uint32(c.Index))

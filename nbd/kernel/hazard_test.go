@@ -699,6 +699,95 @@ func TestDisconnectedByAnother(t *testing.T) {
 	})
 }
 
+// between lets something happen, once, at a step on the machine.
+type between struct {
+	kernel.Kernel
+	claiming, ending, connected func()
+}
+
+func (b *between) Claim(ctx context.Context, index int) (func(), error) {
+	once(&b.claiming)
+	return b.Kernel.Claim(ctx, index)
+}
+
+func (b *between) Destroy(id kernel.SocketID) error {
+	once(&b.ending)
+	return b.Kernel.Destroy(id)
+}
+
+func (b *between) Connect(c kernel.Connect) error {
+	err := b.Kernel.Connect(c)
+	once(&b.connected)
+	return err
+}
+
+func once(do *func()) {
+	if now := *do; now != nil {
+		*do = nil
+		now()
+	}
+}
+
+// H76, B039: a device that is to be ended is ended by another program, and its number is another volume's when
+// DISCONNECT has its turn: that one is not touched.
+func TestH76NumberIsAnothers(t *testing.T) {
+	for name, end := range map[string]func(m *kernel.Manager, id block.VolumeID) error{
+		"detach": func(m *kernel.Manager, id block.VolumeID) error { return m.Detach(context.Background(), id) },
+		"fail":   func(m *kernel.Manager, id block.VolumeID) error { return m.Fail(context.Background(), id, "given up") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				machine := &between{Kernel: r.f}
+				m, other := r.manager(func(c *kernel.Config) { c.Kernel = machine }), r.manager()
+				defer m.Close()
+				defer other.Close()
+				v, w := r.volume(), r.volume()
+				d := r.attach(m, v)
+				taken := func() {
+					_ = r.f.Disconnect(d.Index)
+					time.Sleep(time.Second)
+					if e := r.attach(other, w); e.Index != d.Index {
+						t.Errorf("the other volume has %s", e.Path)
+					}
+				}
+				if name == "detach" {
+					machine.claiming = taken
+				} else {
+					machine.ending = taken
+				}
+				if err := end(m, v.Volume); err != nil {
+					t.Error(err)
+				}
+				if health(other, w) != "connected" {
+					t.Errorf("the other volume's device: %s", health(other, w))
+				}
+				r.detach(other, w)
+				r.noResidue()
+			})
+		})
+	}
+}
+
+// H76, B039: the same while it is made: what is there by then is not undone.
+func TestH76NumberIsAnothersBeforeItIsVerified(t *testing.T) {
+	for _, backend := range []string{"", "vol-a/gen1"} {
+		bubble(t, func(t *testing.T, r *rig) {
+			machine := &between{Kernel: r.f}
+			m := r.manager(func(c *kernel.Config) { c.Kernel = machine })
+			defer m.Close()
+			machine.connected = func() {
+				_ = r.f.Disconnect(0)
+				r.f.Foreign(0, backend)
+			}
+			v := r.volume()
+			if d := r.attach(m, v); d.Index != 1 || r.f.Touched(0) {
+				t.Errorf("backend %q: took %s; the other's is touched: %v", backend, d.Path, r.f.Touched(0))
+			}
+			r.detach(m, v)
+		})
+	}
+}
+
 // A kernel without backend identifiers is refused, and left as it was.
 func TestOldKernel(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

@@ -17,6 +17,8 @@ import (
 type Kernel interface {
 	// Connect makes a device of sockets. ErrInUse: the index is taken, or is
 	// just being given up; another one may be tried with the same sockets.
+	// ErrPrecondition, before anything is made: this kernel keeps no backends, by
+	// which devices are told apart.
 	Connect(Connect) error
 	// Reconfigure changes a connected device. Without a change it is a probe.
 	// ErrNotFound: no device of this backend is connected at the index: it is

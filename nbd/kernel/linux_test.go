@@ -59,6 +59,18 @@ func TestVersionAdvice(t *testing.T) {
 	}
 }
 
+// A kernel that does not keep what a device stands for is refused before a device is made.
+func TestCheckBackends(t *testing.T) {
+	for release, ok := range map[string]bool{
+		"4.18.0-553.el8.x86_64": false, "5.4.0-42-generic": false, "5.13.19": false,
+		"5.14.0-427.el9.x86_64": true, "6.1.0-57-cloud-amd64": true, "7.3.4+deb13-cloud-amd64": true, "strange": true,
+	} {
+		if err := checkBackends(release, ""); (err == nil) != ok || err != nil && !errors.Is(err, block.ErrPrecondition) {
+			t.Errorf("%s: %v", release, err)
+		}
+	}
+}
+
 // sysfs as Linux lays it out; what is no nbd device is passed over.
 func TestNodes(t *testing.T) {
 	root := t.TempDir()

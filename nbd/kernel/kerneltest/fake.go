@@ -171,6 +171,9 @@ func (f *Fake) Connect(c kernel.Connect) error {
 	if d := f.devices[c.Index]; f.Busy || d != nil && !d.blank || time.Since(f.goneAt[c.Index]) < goingDown {
 		return fmt.Errorf("%w: nbd%d", block.ErrInUse, c.Index)
 	}
+	if f.NoBackend {
+		return fmt.Errorf("%w: this kernel keeps no backends", block.ErrPrecondition)
+	}
 	if f.Curious > 0 {
 		f.Curious--
 		f.devices[c.Index] = &device{Connect: kernel.Connect{Index: c.Index}, blank: true}
@@ -180,9 +183,6 @@ func (f *Fake) Connect(c kernel.Connect) error {
 		return fmt.Errorf("%w: EINVAL", block.ErrInUse)
 	}
 	d := &device{Connect: c}
-	if f.NoBackend {
-		d.Backend = ""
-	}
 	for _, k := range c.Sockets {
 		s := k.(*socket)
 		s.refs++
