@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,7 +114,7 @@ flushed is lost. That needs no server and is for when there will be none again.`
 				if err != nil {
 					return err
 				}
-				held, err := attachmentOf(found, consumer)
+				held, err := a.attachmentOf(found, consumer)
 				if err != nil {
 					return err
 				}
@@ -136,7 +138,7 @@ flushed is lost. That needs no server and is for when there will be none again.`
 // attachmentOf returns the id of the consumer's attachment, "" if there is none
 // at all. It keeps a forgotten --node from looking like a success: to the API, a
 // consumer that is not attached is detached already.
-func attachmentOf(v *metapb.GetVolumeResponse, consumer string) (string, error) {
+func (a *app) attachmentOf(v *metapb.GetVolumeResponse, consumer string) (string, error) {
 	var others []string
 	for _, t := range v.GetAttachments() {
 		if t.GetNode() == consumer {
@@ -147,8 +149,33 @@ func attachmentOf(v *metapb.GetVolumeResponse, consumer string) (string, error) 
 	if len(others) == 0 {
 		return "", nil
 	}
-	return "", fmt.Errorf("%w: volume %s is attached to %s, not to %s: add --node %s",
-		block.ErrInUse, quoted(v.GetVolume().GetName()), strings.Join(others, ", "), consumer, others[0])
+	remedy, err := a.insteadOf(v)
+	if err != nil {
+		return "", err
+	}
+	return "", fmt.Errorf("%w: volume %s is attached to %s, not to %s: %s",
+		block.ErrInUse, quoted(v.GetVolume().GetName()), strings.Join(others, ", "), consumer, remedy)
+}
+
+// insteadOf is what to do about a volume that is attached to others only. A device
+// shows which attachment is this machine's, if any still is: another's is used
+// somewhere else, and nobody is to end it for the sake of a device here.
+func (a *app) insteadOf(v *metapb.GetVolumeResponse) (string, error) {
+	id, err := metapb.ParseVolumeID("volume id", v.GetVolume().GetId())
+	if err != nil {
+		return "", err
+	}
+	here, err := a.devicesOf(id)
+	if err != nil {
+		return "", err
+	}
+	for _, t := range v.GetAttachments() {
+		if _, mine := here[t.GetId()]; mine || len(here) == 0 {
+			return fmt.Sprintf("add --node %s to end its use of it", t.GetNode()), nil
+		}
+	}
+	stale := slices.Min(slices.Collect(maps.Values(here)))
+	return fmt.Sprintf("%s on this machine is of an attachment that has ended: `gabion detach --give-up %s` ends it", stale, stale), nil
 }
 
 func consumerName(given string) (string, error) {

@@ -151,7 +151,7 @@ func (p *plugin) dial(context.Context) (err error) {
 }
 
 func (p *plugin) openDevices(context.Context) error {
-	if err := p.devices.open(p.client); err != nil {
+	if err := p.devices.own(p.client); err != nil {
 		return err
 	}
 	p.registry.MustRegister(p.devices.metrics())

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,7 +58,7 @@ func consumerAt(state, typed string) (string, error) {
 // began it takes back if it cannot be finished.
 func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.GetVolumeResponse, d *devices, readOnly bool) error {
 	d.log, d.machine = a.quietLog(), a.machine
-	if err := d.open(c); err != nil {
+	if err := d.own(c); err != nil {
 		return err
 	}
 	defer d.close()
@@ -73,7 +72,7 @@ func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.
 	}
 	device, err := d.manager.Attach(ctx, id, readOnly)
 	if err != nil {
-		if had, otherErr := attachmentOf(found, d.node); had == "" && otherErr == nil {
+		if had, otherErr := a.attachmentOf(found, d.node); had == "" && otherErr == nil {
 			err = errors.Join(err, takeBack(ctx, c, r.GetAttachment()))
 		}
 		return err
@@ -105,7 +104,7 @@ func (a *app) detachDevice(ctx context.Context, c *client.Client, found *metapb.
 	if name, err := nodeOf(d.state); err == nil && name != "" && name != d.node {
 		return nil // another consumer than this machine
 	}
-	if has, err := a.hasDevice(id); err != nil || !has {
+	if here, err := a.devicesOf(id); err != nil || len(here) == 0 {
 		return err
 	}
 	d.log, d.machine = a.quietLog(), a.machine
@@ -116,20 +115,24 @@ func (a *app) detachDevice(ctx context.Context, c *client.Client, found *metapb.
 	return d.manager.Detach(ctx, id)
 }
 
-// hasDevice asks the kernel only, and needs no rights.
-func (a *app) hasDevice(id block.VolumeID) (bool, error) {
+// devicesOf are the paths of a volume's devices on this machine, by their
+// attachments' ids. It asks the kernel only, and needs no rights.
+func (a *app) devicesOf(id block.VolumeID) (map[string]string, error) {
 	k := a.machine.kernel
 	if k == nil {
 		k = kernel.NewLinux()
 	}
 	nodes, err := k.Nodes()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	return slices.ContainsFunc(nodes, func(n kernel.Node) bool {
-		i, ours := kernel.ParseBackend(n.Backend)
-		return ours && i.Volume == id
-	}), nil
+	paths := make(map[string]string)
+	for _, n := range nodes {
+		if i, ours := kernel.ParseBackend(n.Backend); ours && i.Volume == id {
+			paths[i.Attachment.String()] = fmt.Sprintf("/dev/nbd%d", n.Index)
+		}
+	}
+	return paths, nil
 }
 
 // quietLog is for a command that a person waits for: what fails is its error.

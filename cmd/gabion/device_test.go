@@ -99,6 +99,18 @@ func (b *bench) attachments(name string) int {
 	return len(r.GetAttachments())
 }
 
+// move ends a volume's attachment to one node and attaches it to another.
+func (b *bench) move(name, from, to string) {
+	b.t.Helper()
+	ref := &metapb.VolumeRef{Name: name}
+	if _, err := b.api.Detach(b.t.Context(), &metapb.DetachRequest{Volume: ref, Node: from}); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.api.Attach(b.t.Context(), &metapb.AttachRequest{Volume: ref, Node: to}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // B033: how long a device outlives its servers is said when it is made.
 func TestOutageLimit(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -166,6 +178,39 @@ func TestAttachDevice(t *testing.T) {
 	}
 	if nodes, err := b.fake.Nodes(); err != nil || len(nodes) > 0 && nodes[0].Configured || b.attachments("v") != 0 {
 		t.Errorf("%v, %v, %d attachments", nodes, err, b.attachments("v"))
+	}
+}
+
+// A machine that has lost its state has a device whose attachment has ended: nothing
+// it is told leads to the end of another node's attachment, or to that one's name.
+func TestDetachWithoutState(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	b := newBench(t)
+	defer b.close()
+	b.volume("db", "n1")
+	if code, _, errs := b.run("attach", "db", "--device", "--node", "n1", "--state", b.state); code != 0 {
+		t.Fatal(errs)
+	}
+	if err := os.RemoveAll(b.state); err != nil {
+		t.Fatal(err)
+	}
+	// Under another name than the host's it is still told its own.
+	if code, _, errs := b.run("detach", "db", "--node", "host", "--state", b.state); code != 1 || !strings.Contains(errs, "add --node n1") {
+		t.Errorf("attached: exit %d, %q", code, errs)
+	}
+	b.move("db", "n1", "n2")
+	code, _, errs := b.run("detach", "db", "--node", "n1", "--state", b.state)
+	if code != 1 || strings.Contains(errs, "--node") || !strings.Contains(errs, "`gabion detach --give-up /dev/nbd0`") {
+		t.Errorf("ended: exit %d, %q", code, errs)
+	}
+	if code, _, errs := b.run("detach", "/dev/nbd0", "--give-up", "--node", "n2", "--state", b.state); code != 0 || b.attachments("db") != 1 {
+		t.Errorf("exit %d, %q, %d attachments", code, errs, b.attachments("db"))
+	}
+	if code, _, errs := b.run("detach", "db", "--node", "n2", "--state", b.state); code != 0 {
+		t.Errorf("exit %d, %q", code, errs)
+	}
+	if name, err := nodeOf(b.state); err != nil || name != "" {
+		t.Errorf("this machine is %q, %v", name, err)
 	}
 }
 

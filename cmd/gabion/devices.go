@@ -38,7 +38,18 @@ type devices struct {
 	watch   *os.File // locked while this process watches
 }
 
-// open finds out whether this machine can have devices at all, and whose they are.
+// own is open for who makes devices, or keeps them: from now on this machine is the node.
+func (d *devices) own(api metapb.MetadataClient) error {
+	if err := d.open(api); err != nil {
+		return err
+	}
+	if err := claimNode(d.state, d.node); err != nil {
+		return errors.Join(err, d.close())
+	}
+	return nil
+}
+
+// open finds out whether this machine can have devices at all.
 func (d *devices) open(api metapb.MetadataClient) (err error) {
 	if d.kernel == nil {
 		if os.Geteuid() != 0 {
@@ -55,9 +66,6 @@ func (d *devices) open(api metapb.MetadataClient) (err error) {
 	}
 	if err := os.MkdirAll(d.state, 0o700); err != nil {
 		return fmt.Errorf("%w: --state: %w", block.ErrUnavailable, err)
-	}
-	if err := claimNode(d.state, d.node); err != nil {
-		return err
 	}
 	d.manager, err = kernel.New(kernel.Config{
 		State: filepath.Join(d.state, "nbd"), Kernel: d.kernel, Dialer: d.dialer, Metadata: adapt.Node{API: api, Name: d.node}, Log: d.log, Faults: d.faults,

@@ -35,7 +35,7 @@ func (a *app) giveUp(ctx context.Context, name string, d *devices) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "volume %s has no device any more; `gabion detach` ends its attachment when servers are there\n", id)
+	fmt.Fprintf(a.out, "volume %s has no device any more; `gabion detach` ends its attachment, if it still has one, when servers are there\n", id)
 	return nil
 }
 

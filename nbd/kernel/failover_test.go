@@ -1,10 +1,12 @@
 package kernel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -356,6 +358,30 @@ func TestStateLost(t *testing.T) {
 		}
 		r.detach(m, v)
 		r.noResidue()
+	})
+}
+
+// The state is lost and the attachment has ended: the device is left alone, and
+// the log names a way to end it that asks for nobody else's attachment.
+func TestStateLostLeftAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		v := r.volume()
+		d := r.attach(m, v)
+		stop()
+		r.dir = stateDir(t)
+		r.md.Remove(v.Volume)
+		var log bytes.Buffer
+		r.log = &log
+		_, stop = r.run()
+		time.Sleep(10 * time.Second)
+		stop()
+		if !strings.Contains(log.String(), "left alone") || !strings.Contains(log.String(), "`gabion detach --give-up /dev/nbd0` ends it") {
+			t.Error(log.String())
+		}
+		if err := <-r.f.Start(d.Index); err != nil {
+			t.Errorf("it was touched: %v", err)
+		}
 	})
 }
 

@@ -152,8 +152,8 @@ func (k *keeper) claim(ctx context.Context, d found) error {
 	a, err := k.inquiry.get(ctx, inquiryTimeout)
 	if errors.Is(err, block.ErrNotFound) {
 		k.looked(d)
-		k.w.m.cfg.Log.Warn("a device is left alone: there is no record of it, and the metadata service does not know its attachment; `gabion detach` ends it",
-			"volume_id", k.id, "device", d.rec.path())
+		k.w.m.cfg.Log.Warn("a device is left alone: there is no record of it, and the metadata service does not know its attachment",
+			"volume_id", k.id, "device", d.rec.path(), "remedy", "`gabion detach --give-up "+d.rec.path()+"` ends it")
 		return nil
 	}
 	if err != nil {
