@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -54,8 +52,9 @@ func consumerAt(state, typed string) (string, error) {
 	return consumerName("")
 }
 
-// attachDevice attaches a volume to this machine and makes it a device. What it
-// began it takes back if it cannot be finished.
+// attachDevice attaches a volume to this machine and makes it a device. If there
+// is no device in the end the attachment stays: it may be another call's, whose
+// device works.
 func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.GetVolumeResponse, d *devices, readOnly bool) error {
 	d.log, d.machine = a.quietLog(), a.machine
 	if err := d.own(c); err != nil {
@@ -72,26 +71,13 @@ func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.
 	}
 	device, err := d.manager.Attach(ctx, id, readOnly)
 	if err != nil {
-		if had, otherErr := a.attachmentOf(found, d.node); had == "" && otherErr == nil {
-			err = errors.Join(err, takeBack(ctx, c, r.GetAttachment()))
-		}
-		return err
+		return fmt.Errorf("%w; the volume stays attached to %s: attach it again, or detach it", err, d.node)
 	}
 	if watched, err := d.watched(false); err == nil && !watched {
 		fmt.Fprintln(a.err, "gabion: nothing here connects the device again when its server restarts: run `gabion attachd`")
 	}
 	view := deviceView{viewVolume(r.GetVolume()), d.node, device.Path, device.Size, device.ReadOnly}
 	return a.print(view, func(t *table) { t.row(view.Device) })
-}
-
-// takeBackLimit is how long an attachment that led to nothing may take to end.
-const takeBackLimit = 10 * time.Second
-
-func takeBack(ctx context.Context, c *client.Client, t *metapb.Attachment) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackLimit)
-	defer cancel()
-	_, err := c.Detach(ctx, &metapb.DetachRequest{Volume: &metapb.VolumeRef{Id: t.GetVolumeId()}, Node: t.GetNode(), AttachmentId: t.GetId()})
-	return err
 }
 
 // detachDevice ends a volume's device if this machine has one. ErrInUse: it is
