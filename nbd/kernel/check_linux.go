@@ -82,10 +82,10 @@ func (l *Linux) checkDestroy() error {
 
 // moduleAdvice is about parameters of the module that make trouble.
 func (l *Linux) moduleAdvice() []string {
-	d := sysDir(filepath.Join(l.sys, "module/nbd/parameters"))
+	d := sysDir{path: filepath.Join(l.sys, "module/nbd/parameters")}
 	var advice []string
 	for _, name := range []string{"nbds_max", "max_part"} {
-		if v, err := d.read(name); err == nil && v != "0" {
+		if v := d.text(name); v != "" && v != "0" {
 			advice = append(advice, fmt.Sprintf("the nbd module has %s=%s: load it with nbds_max=0 max_part=0 "+
 				"(options nbd nbds_max=0 max_part=0 in /etc/modprobe.d), or devices may be busy or hang while partitions are looked for", name, v))
 		}

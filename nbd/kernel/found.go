@@ -99,10 +99,11 @@ func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, err
 	if err != nil && !d.zombie {
 		return d, err
 	}
-	if again, err := m.cfg.Kernel.Node(n.Index); err != nil || again.Backend != n.Backend {
-		return d, fmt.Errorf("%w: %s is gone", block.ErrNotFound, d.rec.path())
+	there, err := m.there(d.rec)
+	if err == nil && !there {
+		err = fmt.Errorf("%w: %s is gone", block.ErrNotFound, d.rec.path())
 	}
-	return d, nil
+	return d, err
 }
 
 // rebuilt is a record of what the kernel shows of a device.

@@ -728,6 +728,36 @@ func once(do *func()) {
 	}
 }
 
+// unread is a machine on which a device cannot be read after it was listed.
+type unread struct{ kernel.Kernel }
+
+func (unread) Node(index int) (kernel.Node, error) {
+	return kernel.Node{}, fmt.Errorf("%w: nbd%d: too many open files", block.ErrUnavailable, index)
+}
+
+// A device that cannot be read is not gone: who was told so would give its volume to another node.
+func TestDeviceThatCannotBeReadIsNotGone(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m := r.manager()
+		defer m.Close()
+		v := r.volume()
+		d := r.attach(m, v)
+		kept := r.dir
+		r.dir = stateDir(t) // without a record it is asked for
+		other := r.manager(func(c *kernel.Config) { c.Kernel = unread{r.f} })
+		defer other.Close()
+		if err := other.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("Detach: %v", err)
+		}
+		if err := <-r.f.Start(d.Index); err != nil {
+			t.Error(err)
+		}
+		r.dir = kept
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
 // H76, B039: a device that is to be ended is ended by another program, and its number is another volume's when
 // DISCONNECT has its turn: that one is not touched.
 func TestH76NumberIsAnothers(t *testing.T) {

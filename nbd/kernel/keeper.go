@@ -224,8 +224,8 @@ func (k *keeper) judge(ctx context.Context, d found, failure error) error {
 	if errors.Is(failure, block.ErrCacheLost) {
 		return k.refuse(ctx, d, lostReason)
 	}
-	if n, err := k.w.m.cfg.Kernel.Node(d.Index); err != nil || !n.Configured || n.Backend != d.Backend {
-		return nil // it is gone
+	if there, err := k.w.m.there(d.rec); err != nil || !there {
+		return err // nil: it is gone
 	}
 	if errors.Is(failure, errEnded) {
 		d.zombie = true

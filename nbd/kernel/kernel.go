@@ -35,7 +35,8 @@ type Kernel interface {
 
 	// Nodes lists the nbd devices there are, used or not, by index.
 	Nodes() ([]Node, error)
-	// Node is one of them. ErrNotFound: there is none of this index.
+	// Node is one of them. ErrNotFound: there is none of this index, for sure;
+	// one that cannot be read is ErrUnavailable.
 	Node(index int) (Node, error)
 	// InFlight counts the requests of a device that are not answered, 0 if there is no device. It is quick.
 	InFlight(index int) int

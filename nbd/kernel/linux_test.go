@@ -100,6 +100,9 @@ func TestNodes(t *testing.T) {
 	if _, err := l.Node(3); !errors.Is(err, block.ErrNotFound) {
 		t.Errorf("a device that is going: %v", err)
 	}
+	if _, err := (&Linux{sys: filepath.Join(root, "absent")}).Nodes(); !errors.Is(err, block.ErrUnavailable) {
+		t.Errorf("without sysfs: %v", err)
+	}
 	if l.InFlight(2) != 5 || l.InFlight(99) != 0 {
 		t.Errorf("InFlight: %d, %d", l.InFlight(2), l.InFlight(99))
 	}
@@ -111,6 +114,37 @@ func TestNodes(t *testing.T) {
 	}
 	if p, err := os.ReadFile(filepath.Join(root, "block/nbd2/queue/max_sectors_kb")); err != nil || string(p) != "1280" {
 		t.Errorf("after Tune: %q, %v", p, err)
+	}
+}
+
+// What sysfs has and cannot be read is not gone.
+func TestNodeCannotBeRead(t *testing.T) {
+	for _, file := range []string{"dev", "backend", "size", "queue/logical_block_size", "ro", "mq", "pid"} {
+		root := t.TempDir()
+		dir := filepath.Join(root, "block/nbd0")
+		if err := os.MkdirAll(filepath.Join(dir, "queue"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "dev"), []byte("43:0\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l := &Linux{sys: root, proc: "/proc"}
+		if _, err := l.Node(0); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(filepath.Join(dir, file))
+		if err := os.Symlink(filepath.Base(file), filepath.Join(dir, file)); err != nil { // ELOOP
+			t.Fatal(err)
+		}
+		if n, err := l.Node(0); !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("Node, %s: %+v, %v", file, n, err)
+		}
+		if nodes, err := l.Nodes(); !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("Nodes, %s: %+v, %v", file, nodes, err)
+		}
+		if u, err := l.Users(0); !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("Users, %s: %+v, %v", file, u, err)
+		}
 	}
 }
 

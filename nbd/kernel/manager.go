@@ -177,7 +177,11 @@ func (m *Manager) supersede(ctx context.Context, d found, a Attachment) error {
 	if err == nil || d.rec.Attachment == a.ID && errors.Is(err, block.ErrInUse) {
 		return nil
 	}
-	if u, _ := m.cfg.Kernel.Users(d.Index); len(u.Mounts) > 0 {
+	u, look := m.cfg.Kernel.Users(d.Index)
+	if look != nil {
+		return look
+	}
+	if len(u.Mounts) > 0 {
 		return fmt.Errorf("%w: %s of an earlier attachment is still mounted at %s: unmount it first", block.ErrPrecondition, d.rec.path(), u.Mounts[0])
 	}
 	if errors.Is(err, block.ErrInUse) { // a zombie cannot reach a server any more

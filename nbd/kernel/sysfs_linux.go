@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gabion-storage/gabion/server/block"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 func (l *Linux) Nodes() ([]Node, error) {
 	entries, err := os.ReadDir(filepath.Join(l.sys, "block"))
 	if err != nil {
-		return nil, fmt.Errorf("listing devices: %w", refused(err))
+		return nil, fmt.Errorf("%w: listing devices: %w", block.ErrUnavailable, err)
 	}
 	var nodes []Node
 	for _, e := range entries {
@@ -50,37 +51,40 @@ func deviceIndex(name string) (int, bool) {
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == digits
 }
 
-// Node implements Kernel.
+// Node implements Kernel. A device that cannot be read, for want of descriptors
+// or memory, is neither gone nor another's: that is an error.
 func (l *Linux) Node(index int) (Node, error) {
-	d := sysDir(filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index)))
-	n := Node{Index: index}
-	numbers, err := d.read("dev")
-	if err != nil {
+	d := l.device(index)
+	numbers := d.text("dev")
+	n := Node{
+		Index: index, Configured: d.has("pid"), Backend: d.text("backend"),
+		Size: d.number("size") * sectorSize, BlockSize: d.number("queue/logical_block_size"), ReadOnly: d.number("ro") == 1,
+		Queues: len(d.list("mq")), InFlight: d.inFlight(),
+	}
+	if d.err != nil {
+		return Node{}, fmt.Errorf("%w: nbd%d: %w", block.ErrUnavailable, index, d.err)
+	}
+	if numbers == "" {
 		return Node{}, fmt.Errorf("%w: nbd%d", block.ErrNotFound, index)
 	}
 	if _, err := fmt.Sscanf(numbers, "%d:%d", &n.Major, &n.Minor); err != nil {
 		return Node{}, fmt.Errorf("%w: nbd%d has the number %q", block.ErrUnavailable, index, numbers)
 	}
-	_, err = os.Stat(filepath.Join(string(d), "pid"))
-	n.Configured = err == nil
-	n.Backend, _ = d.read("backend")
-	n.Size = d.number("size") * sectorSize
-	n.BlockSize = d.number("queue/logical_block_size")
-	n.ReadOnly = d.number("ro") == 1
-	n.Queues = len(d.list("mq"))
-	n.InFlight = d.inFlight()
 	return n, nil
+}
+
+func (l *Linux) device(index int) *sysDir {
+	return &sysDir{path: filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index))}
 }
 
 // InFlight implements Kernel.
 func (l *Linux) InFlight(index int) int {
-	return sysDir(filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index))).inFlight()
+	return l.device(index).inFlight()
 }
 
-func (d sysDir) inFlight() int {
+func (d *sysDir) inFlight() int {
 	sum := 0
-	numbers, _ := d.read("inflight") // reads and writes
-	for f := range strings.FieldsSeq(numbers) {
+	for f := range strings.FieldsSeq(d.text("inflight")) { // reads and writes
 		n, _ := strconv.Atoi(f)
 		sum += n
 	}
@@ -90,34 +94,50 @@ func (d sysDir) inFlight() int {
 // Tune implements Kernel. Linux 6.1 limits requests of nbd to 128 KiB, where
 // later kernels take 1280.
 func (l *Linux) Tune(index int) error {
-	d := sysDir(filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index), "queue"))
-	kib := min(wantedKiB, d.number("max_hw_sectors_kb"))
-	if d.number("max_sectors_kb") >= kib {
+	d := l.device(index)
+	kib := min(wantedKiB, d.number("queue/max_hw_sectors_kb"))
+	if d.number("queue/max_sectors_kb") >= kib {
 		return nil
 	}
-	if err := os.WriteFile(filepath.Join(string(d), "max_sectors_kb"), strconv.AppendInt(nil, kib, 10), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(d.path, "queue/max_sectors_kb"), strconv.AppendInt(nil, kib, 10), 0); err != nil {
 		return fmt.Errorf("nbd%d: raising the size of its requests: %w", index, refused(err))
 	}
 	return nil
 }
 
-// sysDir is a directory of sysfs.
-type sysDir string
-
-func (d sysDir) read(name string) (string, error) {
-	p, err := os.ReadFile(filepath.Join(string(d), name))
-	return strings.TrimSpace(string(p)), err
+// sysDir is a directory of sysfs. What is not there reads as nothing; any other failure is kept.
+type sysDir struct {
+	path string
+	err  error
 }
 
-// number is 0 if there is none.
-func (d sysDir) number(name string) int64 {
-	s, _ := d.read(name)
-	n, _ := strconv.ParseInt(s, 10, 64)
+// fail keeps an error, unless it is that of a file that is not there or of a device that goes while it is read.
+func (d *sysDir) fail(err error) {
+	if d.err == nil && err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+		d.err = err
+	}
+}
+
+func (d *sysDir) text(name string) string {
+	p, err := os.ReadFile(filepath.Join(d.path, name))
+	d.fail(err)
+	return strings.TrimSpace(string(p))
+}
+
+func (d *sysDir) number(name string) int64 {
+	n, _ := strconv.ParseInt(d.text(name), 10, 64)
 	return n
 }
 
-func (d sysDir) list(name string) []string {
-	entries, _ := os.ReadDir(filepath.Join(string(d), name))
+func (d *sysDir) has(name string) bool {
+	_, err := os.Stat(filepath.Join(d.path, name))
+	d.fail(err)
+	return err == nil
+}
+
+func (d *sysDir) list(name string) []string {
+	entries, err := os.ReadDir(filepath.Join(d.path, name))
+	d.fail(err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -26,13 +26,16 @@ func (l *Linux) Users(index int) (Users, error) {
 	}
 	table, err := os.ReadFile(filepath.Join(l.proc, "self/mountinfo"))
 	if err != nil {
-		return Users{}, fmt.Errorf("reading the mount table: %w", refused(err))
+		return Users{}, fmt.Errorf("%w: reading the mount table: %w", block.ErrUnavailable, err)
 	}
 	u := Users{Mounts: mountsOf(table, n)}
 	if n.Major == 0 {
 		return u, nil
 	}
-	u.Holders = sysDir(filepath.Join(l.sys, "block", devicePrefix+strconv.Itoa(index))).list("holders")
+	d := l.device(index)
+	if u.Holders = d.list("holders"); d.err != nil {
+		return Users{}, fmt.Errorf("%w: what is built upon nbd%d: %w", block.ErrUnavailable, index, d.err)
+	}
 	u.Openers = l.openers(n)
 	return u, nil
 }
