@@ -210,7 +210,7 @@ func (p *plugin) well(ctx context.Context) error {
 		}
 	}
 	if p.devices != nil {
-		_, err := p.devices.kernel.Check()
+		_, err := p.devices.check.ask(probePatience)
 		return err
 	}
 	return nil

@@ -34,6 +34,7 @@ type devices struct {
 	log     *slog.Logger
 	faults  *fault.Set // may be nil
 	machine            // the zero value: this one
+	check   *hostCheck
 	manager *kernel.Manager
 	watch   *os.File // locked while this process watches
 }
@@ -57,12 +58,13 @@ func (d *devices) open(api metapb.MetadataClient) (err error) {
 		}
 		d.machine = machine{kernel.NewLinux(), kernel.TCP{}}
 	}
-	advice, err := d.kernel.Check()
+	d.check = &hostCheck{kernel: d.kernel, log: d.log}
+	ended, err := d.check.ask(checkPatience)
 	if err != nil {
 		return err
 	}
-	for _, a := range advice {
-		d.log.Warn("this machine could be set up better", "advice", a)
+	if !ended { // what hangs may be a device of ours: taking care of those frees it
+		d.log.Warn("the nbd driver does not answer: some program's call of it hangs; what this machine lacks is seen later")
 	}
 	if err := os.MkdirAll(d.state, 0o700); err != nil {
 		return fmt.Errorf("%w: --state: %w", block.ErrUnavailable, err)

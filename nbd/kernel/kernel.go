@@ -13,7 +13,8 @@ import (
 //
 // Connect, Reconfigure and Disconnect go over generic netlink, which serves one
 // call at a time for the whole machine: a call may hang, and all later ones with
-// it, those of other programs too. Nothing else here may hang for long.
+// it, those of other programs too. Watch, when it begins, and Check ask there
+// too, and hang with them. Nothing else here may hang for long.
 type Kernel interface {
 	// Connect makes a device of sockets. ErrInUse: the index is taken, or is
 	// just being given up; another one may be tried with the same sockets.
