@@ -13,7 +13,6 @@
 //   - ErrUnavailable: try again; metadata or servers are not reachable, or the server does not answer
 //   - ErrInUse: the device is mounted, held or still open; the text names by whom
 //   - ErrPrecondition: this machine or the device's state does not allow it; the text names the remedy
-//   - ErrCacheLost: the device is refused for good and must be made anew
 //   - ErrExists: there is a device of this volume with other properties
 //   - ErrCorrupt: what the server says of the volume contradicts the metadata service or the device
 //   - ErrUnknown: the kernel did not answer in time

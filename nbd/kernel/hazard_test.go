@@ -319,8 +319,9 @@ func TestNoAccessIsNoProof(t *testing.T) {
 	})
 }
 
-// H23, H86: the cache epoch has risen. The old device is refused for good, also
-// by a process that has forgotten everything; a fresh one is made beside it.
+// H23, H86: the cache epoch has risen. The old device is refused for good once
+// metadata says so, also by a process that has forgotten everything; a fresh one
+// is made beside it.
 func TestH86CacheEpoch(t *testing.T) {
 	for _, forgotten := range []bool{false, true} {
 		bubble(t, func(t *testing.T, r *rig) {
@@ -334,22 +335,25 @@ func TestH86CacheEpoch(t *testing.T) {
 			}
 			r.one.Kill()
 			r.f.Change(func() { v.Epoch = 2 })
-			if !forgotten { // the server's word is enough
-				r.md.Away(true, false)
-			} else {
-				r.attachment(v, oneHost)
-			}
+			r.attachment(v, oneHost)
+			r.md.Away(!forgotten, false)
 			r.one.Serve()
 			m, stop = r.run()
 			defer stop()
-			if err := <-r.f.Start(old.Index); !errors.Is(err, block.ErrIO) {
+			request := r.f.Start(old.Index)
+			if !forgotten { // the server's word is not enough
+				time.Sleep(time.Minute)
+				if got := health(m, v); !strings.HasPrefix(got, "waiting") || !strings.Contains(got, "unflushed data was lost") {
+					t.Errorf("without metadata: %s", got)
+				}
+				r.md.Away(false, false)
+			}
+			if err := <-request; !errors.Is(err, block.ErrIO) {
 				t.Errorf("a request to the old device: %v", err)
 			}
 			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !c.Lost() || !strings.Contains(c.Reason, "not flushed") {
 				t.Errorf("Condition: %+v, %v", c, err)
 			}
-			r.md.Away(false, false)
-			r.attachment(v, oneHost)
 			fresh := r.attach(m, v)
 			if fresh.Index == old.Index || fresh.Epoch != 2 || <-r.f.Start(fresh.Index) != nil {
 				t.Errorf("the fresh device: %+v", fresh)
@@ -363,6 +367,31 @@ func TestH86CacheEpoch(t *testing.T) {
 			r.noResidue()
 		})
 	}
+}
+
+// Somebody else has a server's address and refuses for good: metadata knows better, and the other server has the volume.
+func TestImpostorRefusesForGood(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		lie := *v
+		lie.Epoch = 7
+		r.two.Add(&lie)
+		r.one.Kill()
+		r.attachment(v, another, oneHost)
+		l := r.load(d.Index)
+		time.Sleep(20 * time.Second)
+		r.one.Serve()
+		time.Sleep(10 * time.Second)
+		l.end(t, 20*time.Second+slack)
+		if got := health(m, v); got != "connected" {
+			t.Error(got)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
 }
 
 // H75: the volume was attached anew while the plugin was away: the watch ends the old device.

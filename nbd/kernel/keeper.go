@@ -218,12 +218,9 @@ func (k *keeper) looked(d found) {
 	k.w.m.conditions.with(d.Backend, func(c *memory) { c.nextLook = time.Now().Add(lookEvery*2/3 + rand.N(lookEvery*2/3)) })
 }
 
-// judge decides what a failed move means. A server's word that unflushed data
-// was lost is for good, and so is what metadata says; nothing else is.
+// judge decides what a failed move means. Only what metadata says is for good;
+// while it says nothing the device waits.
 func (k *keeper) judge(ctx context.Context, d found, failure error) error {
-	if errors.Is(failure, block.ErrCacheLost) {
-		return k.refuse(ctx, d, lostReason)
-	}
 	if there, err := k.w.m.there(d.rec); err != nil || !there {
 		return err // nil: it is gone
 	}

@@ -164,11 +164,7 @@ func (m *Manager) attach(ctx context.Context, i Identity, a Attachment, readOnly
 			return nil, err
 		}
 	}
-	err = insist(ctx, func() error { return m.mend(ctx, mine.rec, true) })
-	if errors.Is(err, block.ErrCacheLost) {
-		err = errors.Join(err, m.fail(ctx, *mine, lostReason))
-	}
-	return mine.rec, err
+	return mine.rec, insist(ctx, func() error { return m.mend(ctx, mine.rec, true) })
 }
 
 // supersede ends a device that a newer attachment or epoch has taken the place of.
@@ -213,9 +209,6 @@ func (m *Manager) attachNew(ctx context.Context, i Identity, a Attachment, readO
 
 // reconsider looks whether a server's contradiction is but newer than the answer of metadata that a device is made by.
 func (m *Manager) reconsider(ctx context.Context, r *record, failure error) error {
-	if errors.Is(failure, block.ErrCacheLost) { // the next attach asks for the newer epoch
-		return fmt.Errorf("%w: %v", block.ErrUnavailable, failure)
-	}
 	if errors.Is(failure, block.ErrCorrupt) {
 		a, err := m.cfg.Metadata.Attachment(ctx, r.Volume)
 		if err == nil && r.verdict(a, nil) == "" && block.ValidateSize(a.Size) == nil {

@@ -54,7 +54,7 @@ func (m *Manager) openSession(ctx context.Context, r *record) (*session, error) 
 	var failure error
 	for _, address := range r.Addresses {
 		s, err := m.openAt(ctx, r, address)
-		if err == nil || errors.Is(err, block.ErrCacheLost) || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil {
 			return s, err
 		}
 		if failure == nil {
@@ -66,8 +66,14 @@ func (m *Manager) openSession(ctx context.Context, r *record) (*session, error) 
 	return nil, failure
 }
 
-// errNoAccess is a server's word that it knows no such attachment. Only metadata can say that there is none.
+// errNoAccess is a server's word that it knows no such attachment, or that what was
+// not flushed in its cache epoch is lost. Anybody may listen at the address: only
+// metadata can say that it is so.
 var errNoAccess = fmt.Errorf("%w: the server grants no access", block.ErrUnavailable)
+
+func denied(err error) bool {
+	return errors.Is(err, block.ErrNotFound) || errors.Is(err, block.ErrCacheLost)
+}
 
 func (m *Manager) openAt(ctx context.Context, r *record, address string) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
@@ -79,7 +85,7 @@ func (m *Manager) openAt(ctx context.Context, r *record, address string) (*sessi
 			return nil, err
 		}
 		s, err := m.dialSession(ctx, r, address)
-		if errors.Is(err, block.ErrNotFound) {
+		if denied(err) {
 			return nil, fmt.Errorf("%w: %v", errNoAccess, err)
 		}
 		// Invalid is a server's word for a number that is older than one it knows.
@@ -113,9 +119,9 @@ func (m *Manager) dialSession(ctx context.Context, r *record, address string) (*
 	return s, nil
 }
 
-// firstError is the one that says most: what is for good, else the first.
+// firstError is the one that says most: what metadata is to be asked about, else the first.
 func firstError(errs []error) error {
-	i := max(0, slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, block.ErrCacheLost) }))
+	i := max(0, slices.IndexFunc(errs, denied))
 	for _, err := range errs[i:] {
 		if err != nil {
 			return err
