@@ -27,10 +27,22 @@ func (m *Manager) end(ctx context.Context, d found) error {
 	if err != nil {
 		return err
 	}
+	return m.endClaimed(ctx, r, release)
+}
+
+// endClaimed ends a device that is claimed. Unless the driver was asked to, which
+// it may be still when it has not answered yet, the device is what it was.
+func (m *Manager) endClaimed(ctx context.Context, r *record, release func()) error {
+	was := r.Phase
 	r.Phase = phaseEnding
 	m.write(r)
-	if err = m.cfg.Faults.Hit("kernel.disconnect", r.Volume.String()); err == nil {
+	err := m.cfg.Faults.Hit("kernel.disconnect", r.Volume.String())
+	if err == nil {
 		err = m.disconnect(ctx, r)
+	}
+	if err != nil && !errors.Is(err, block.ErrUnknown) {
+		r.Phase = was
+		m.write(r)
 	}
 	release()
 	if err == nil {

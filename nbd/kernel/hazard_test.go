@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gabion-storage/gabion/nbd/kernel"
+	"github.com/gabion-storage/gabion/nbd/kernel/kerneltest"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/fault"
 )
@@ -126,6 +127,101 @@ func TestH76KilledWhileDetaching(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// H76: a detach got as far as its record and no farther, and the device is used again, or whether it is cannot be found
+// out: it is kept, and goes to a new server as any other.
+func TestH76UsedAgainAfterDetachWasCutOff(t *testing.T) {
+	for name, use := range map[string]func(r *rig, d kernel.Device) (leave func()){
+		"mounted":           func(r *rig, d kernel.Device) func() { return r.f.Mount(d.Index, "/mnt") },
+		"mounted elsewhere": func(r *rig, d kernel.Device) func() { return r.f.Mount(d.Index, "") },
+		"open":              func(r *rig, d kernel.Device) func() { return r.f.Open(d.Index, "process 42 (dd)") },
+		"not to be told": func(r *rig, _ kernel.Device) func() {
+			r.f.OpenHangs = true
+			return func() { r.f.OpenHangs = false }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m := r.manager()
+				v := r.volume()
+				d := r.attach(m, v)
+				_ = m.Close()
+				r.killAt("kernel.disconnect", func(m *kernel.Manager) { _ = m.Detach(context.Background(), v.Volume) })
+				leave := use(r, d)
+				m, stop := r.run()
+				defer stop()
+				r.keeps(m, v, d)
+				leave()
+				r.detach(m, v)
+				r.noResidue()
+			})
+		})
+	}
+}
+
+// keeps checks that a device goes to a new server.
+func (r *rig) keeps(m *kernel.Manager, v *kerneltest.Volume, d kernel.Device) {
+	r.t.Helper()
+	time.Sleep(5 * time.Second)
+	r.one.Kill()
+	time.Sleep(time.Second)
+	r.one.Serve()
+	select {
+	case err := <-r.f.Start(d.Index):
+		if err != nil {
+			r.t.Errorf("a request: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		r.t.Fatalf("a request waits, ten seconds after the server's return; the device is %s", health(m, v))
+	}
+	eventually(r.t, "connected", time.Second, func() bool { return health(m, v) == "connected" })
+}
+
+// H76: the driver is not asked, or refuses: the device is what it was.
+func TestH76DetachFailsBeforeDisconnect(t *testing.T) {
+	for name, fail := range map[string]func(r *rig, m *kernel.Manager, v *kerneltest.Volume) error{
+		"an error": func(r *rig, m *kernel.Manager, v *kerneltest.Volume) error {
+			if err := r.faults.Arm(fault.Rule{Point: "kernel.disconnect", Error: "unavailable", Count: 1}); err != nil {
+				return err
+			}
+			return m.Detach(context.Background(), v.Volume)
+		},
+		"the driver is busy": func(r *rig, m *kernel.Manager, v *kerneltest.Volume) error {
+			other := r.volume()
+			release := r.f.Stick("connect")
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = m.Attach(context.Background(), other.Volume, false)
+				_ = m.Detach(context.Background(), other.Volume)
+			}()
+			time.Sleep(time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			err := m.Detach(ctx, v.Volume)
+			release()
+			<-ended
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.run()
+				defer stop()
+				v := r.volume()
+				d := r.attach(m, v)
+				if err := fail(r, m, v); !errors.Is(err, block.ErrUnavailable) {
+					t.Errorf("Detach: %v", err)
+				}
+				unmount := r.f.Mount(d.Index, "/mnt")
+				r.keeps(m, v, d)
+				unmount()
+				r.detach(m, v)
+				r.noResidue()
+			})
+		})
 	}
 }
 

@@ -89,7 +89,7 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 	case r.Phase == phaseConnecting:
 		return m.adopt(ctx, d)
 	case r.Phase == phaseEnding:
-		return m.end(ctx, d)
+		return k.finish(ctx, d)
 	}
 	if err := k.look(ctx, d, m.alive(r)); err != nil || d.rec.Refused != "" {
 		return err
@@ -143,6 +143,21 @@ func (k *keeper) bury(ctx context.Context, d found) error {
 	}
 	d.rec.Phase, d.rec.Refused = phaseEnding, endedReason
 	k.w.m.write(d.rec)
+	return nil
+}
+
+// finish ends a device whose detach was cut off, if it can be shown that nobody
+// has begun to use it since. Any other one is kept: who wants it away asks again.
+func (k *keeper) finish(ctx context.Context, d found) error {
+	m := k.w.m
+	release, used := m.claim(ctx, d.rec)
+	if used == nil {
+		return m.endClaimed(ctx, d.rec, release)
+	}
+	if err := m.adopt(ctx, d); err != nil {
+		return err
+	}
+	m.cfg.Log.Warn("a detach that was cut off is not finished", "volume_id", k.id, "device", d.rec.path(), "err", used)
 	return nil
 }
 
