@@ -32,7 +32,7 @@ func inFlightWhenKilled(t *lab.T) {
 	fs := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
 	l := t.LoadOf(lab.Deep, raw.Up("pod"), fs.Up("pod"))
 	random := t.Random()
-	rounds := 3
+	rounds := 2
 	if t.Long {
 		rounds = 20
 	}

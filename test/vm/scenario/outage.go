@@ -66,7 +66,7 @@ func pluginKilled(t *lab.T) {
 // serverKilled: the plugin moves the devices to the next process, wherever it listens (B029).
 func serverKilled(t *lab.T) {
 	underLoad(t, func(s *lab.Server, _ *lab.Plugin, l *lab.Load) {
-		rounds := 3
+		rounds := 2
 		if t.Long {
 			rounds = 20
 		}

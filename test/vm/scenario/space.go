@@ -14,7 +14,7 @@ func space() []lab.Scenario {
 	return []lab.Scenario{
 		{Name: "space", Run: spaceReturns},
 		{Name: "H64-growth", Run: growth, Timeout: 3 * time.Minute},
-		{Name: "mkfs-64TiB", Run: hugeVolume, Memory: 2048, Timeout: 5 * time.Minute},
+		{Name: "mkfs-64TiB", Run: hugeVolume, Memory: 2048, Timeout: 5 * time.Minute, Long: true},
 	}
 }
 
