@@ -15,12 +15,27 @@
 //
 // # How things are mounted
 //
-//	file system  mount(8), so that the option _netdev reaches /run/mount/utab, by which
-//	             systemd knows that the network must outlive the mount
+//	file system  fsopen, fsmount, move_mount; then mount(8) with --fake, which mounts nothing and
+//	             notes _netdev in /run/mount/utab, by which systemd knows that the network
+//	             must outlive the mount
 //	trial        fsopen, fsmount: mounted where nobody can see it, and gone when let go
 //	bind         open_tree, fstat, mount_setattr, move_mount: what is bound is compared with the
 //	             device that was meant, and made read-only, before it shows anywhere
 //	unmount      umount2 without MNT_DETACH or MNT_FORCE: busy is an error, never hidden
+//
+// # Children
+//
+// Whoever waits in the kernel for a device that does not answer cannot be killed,
+// and what he has open stays open: of a plugin, its socket and its locks, without
+// which the next one cannot begin. So whatever reads, writes or syncs a device is
+// done by a child (child.go): the program itself, started anew as gabion-mount, in
+// a process group of its own and with none of the plugin's files. It is sent
+// SIGKILL when the plugin dies, so that no mount shows that nobody waits for. An
+// unmount is complete in the table before it begins to wait; until it ends the
+// device is claimed, and so is neither formatted, mounted nor given up.
+//
+// What is asked of a mounted file system's memory (Usage), and mounts of what is
+// mounted already, touch no device and need no child.
 //
 // # Options of mkfs
 //

@@ -36,7 +36,8 @@ func (l *Linux) Format(f Format) error {
 	if err != nil {
 		return err
 	}
-	return syncDevice(f.Device)
+	_, err = apart(task{Do: doSync, Device: f.Device})
+	return err
 }
 
 func formatExt4(blank bool, mkfs func(string, ...string) error) error {
@@ -130,6 +131,11 @@ func (l *Linux) Grow(device, point string, t FS) error {
 // takes none, because it is mounted read-only or has turned so after an error,
 // which newer kernels show nowhere else. It may wait for ever.
 func (l *Linux) Writable(point string) error {
+	_, err := apart(task{Do: doWritable, Point: point})
+	return err
+}
+
+func writable(point string) error {
 	f, err := os.OpenFile(point, unix.O_TMPFILE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	switch {
 	case err == nil:

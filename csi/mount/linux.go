@@ -13,7 +13,8 @@ import (
 )
 
 // Linux is the host. It has no state; all methods are safe for concurrent use,
-// as far as they concern different devices and paths.
+// as far as they concern different devices and paths. What may wait for a device
+// waits in a child.
 type Linux struct{}
 
 // NewLinux returns the host.
@@ -21,6 +22,11 @@ func NewLinux() *Linux { return &Linux{} }
 
 // Try mounts a file system where nobody can see it and lets it go again.
 func (l *Linux) Try(f FileSystem) error {
+	_, err := apart(mountTask(doTry, f, ""))
+	return err
+}
+
+func try(f FileSystem) error {
 	fd, err := open(f)
 	if err == nil {
 		_ = unix.Close(fd) // the mount's only reference
@@ -30,6 +36,11 @@ func (l *Linux) Try(f FileSystem) error {
 
 // Mount mounts a file system at a directory. It shows there complete or not at all.
 func (l *Linux) Mount(f FileSystem, point string) error {
+	_, err := apart(mountTask(doMount, f, point))
+	return err
+}
+
+func mountAt(f FileSystem, point string) error {
 	fd, err := open(f)
 	if err != nil {
 		return err
@@ -211,6 +222,11 @@ func bind(source, target string, readOnly bool, check func(*unix.Stat_t) error) 
 
 // Unmount removes the topmost mount at point, and nothing that is in use.
 func (l *Linux) Unmount(point string) error {
+	_, err := apart(task{Do: doUnmount, Point: point})
+	return err
+}
+
+func unmount(point string) error {
 	switch err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); {
 	case err == nil:
 		retract(point)

@@ -62,6 +62,10 @@ const (
 // Probe says what a device holds. It claims the device meanwhile, so that it
 // tells a device that a mount, or a tool of an earlier process, works on.
 func (l *Linux) Probe(device string) (Content, error) {
+	return apart(task{Do: doProbe, Device: device})
+}
+
+func probe(device string) (Content, error) {
 	f, err := claim(device)
 	if err != nil {
 		return Content{}, err

@@ -30,15 +30,24 @@ type outcome struct {
 
 // run runs a tool to its end. An error means that it was not run, or did not
 // end by itself.
-func run(tool string, args ...string) (outcome, error) {
+func run(tool string, args ...string) (outcome, error) { return complete(exec.Command(tool, args...)) }
+
+// complete is run for a command. What it says is its standard error, and its output unless somebody else takes that.
+func complete(cmd *exec.Cmd) (outcome, error) {
 	out := &tail{limit: 4096}
-	cmd := exec.Command(tool, args...)
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Stderr = out
+	if cmd.Stdout == nil {
+		cmd.Stdout = out
+	}
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
 	// A group of its own: what ends the plugin's group ends no repair half-way.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr.Setpgid = true
 	err := cmd.Run()
 	o := outcome{text: oneLine(out.String())}
+	tool := cmd.Args[0]
 	var exit *exec.ExitError
 	switch {
 	case err == nil:

@@ -23,7 +23,8 @@ func Main(run func() int) {
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), private+"=1")
+	// Under the race detector a process sleeps for a second at its end, and mount.Linux starts many.
+	cmd.Env = append(os.Environ(), private+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -57,9 +58,12 @@ func Need(t testing.TB, tools ...string) {
 type Disk struct{ Path, File string }
 
 // NewDisk makes one of size bytes that goes with the test.
-func NewDisk(t testing.TB, size int64) Disk {
+func NewDisk(t testing.TB, size int64) Disk { t.Helper(); return NewDiskIn(t, t.TempDir(), size) }
+
+// NewDiskIn is NewDisk with its file in a directory of the caller's.
+func NewDiskIn(t testing.TB, dir string, size int64) Disk {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "disk")
+	file := filepath.Join(dir, "disk")
 	f, err := os.Create(file)
 	if err != nil {
 		t.Fatal(err)
