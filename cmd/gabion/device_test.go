@@ -263,8 +263,8 @@ func TestAttachd(t *testing.T) {
 	}
 	b.nbd.Serve()
 	connected := func() bool {
-		c, err := p.devices.manager.Condition(v.Volume)
-		return err == nil && c.Health == kernel.Connected && b.fake.Established() > 0
+		d, err := p.devices.manager.Find(v.Volume)
+		return err == nil && d.Condition.Health == kernel.Connected && b.fake.Established() > 0
 	}
 	for begin := time.Now(); !connected(); time.Sleep(10 * time.Millisecond) {
 		if time.Since(begin) > 20*time.Second {

@@ -170,5 +170,3 @@ func (fs *flights) close(ctx context.Context) error {
 }
 
 func isNotFound(err error) bool { return errors.Is(err, block.ErrNotFound) }
-
-func contains(list []string, s string) bool { return slices.Contains(list, s) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	csispec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -203,7 +204,7 @@ func (f facts) users(except ...string) mount.Table {
 	}
 	var list mount.Table
 	for _, e := range append(f.table.FileSystemOf(f.device.Number), f.table.NodesOf(f.device.Number)...) {
-		if !contains(except, e.Point) {
+		if !slices.Contains(except, e.Point) {
 			list = append(list, e)
 		}
 	}

@@ -444,7 +444,7 @@ func TestB170ServerLiesLater(t *testing.T) {
 			r.one.Serve()
 			l := r.load(d.Index)
 			time.Sleep(10 * time.Second)
-			if c, _ := m.Condition(v.Volume); c.Health != kernel.Waiting {
+			if c, _ := condition(m, v); c.Health != kernel.Waiting {
 				t.Errorf("%s: %v %s", name, c.Health, c.Reason)
 			}
 			r.one.Say(nil)

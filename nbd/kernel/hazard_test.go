@@ -260,7 +260,7 @@ func TestB041Zombie(t *testing.T) {
 			if err := m.Detach(context.Background(), v.Volume); !errors.Is(err, block.ErrInUse) {
 				t.Errorf("Detach: %v", err)
 			}
-			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Zombie {
+			if c, err := condition(m, v); err != nil || c.Health != kernel.Zombie {
 				t.Errorf("Condition: %+v, %v", c, err)
 			}
 			time.Sleep(time.Minute)
@@ -364,7 +364,7 @@ func TestH86Revoked(t *testing.T) {
 					t.Errorf("a request, after %v: %v", time.Since(begin), err)
 				}
 				if use.mounted {
-					c, err := m.Condition(v.Volume)
+					c, err := condition(m, v)
 					if err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "not attached") {
 						t.Errorf("Condition: %+v, %v", c, err)
 					}
@@ -403,7 +403,7 @@ func TestNoAccessIsNoProof(t *testing.T) {
 		l := r.load(d.Index)
 		r.f.Change(func() { v.Revoked = true })
 		time.Sleep(time.Minute)
-		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Waiting {
+		if c, err := condition(m, v); err != nil || c.Health != kernel.Waiting {
 			t.Errorf("Condition: %+v, %v", c, err)
 		}
 		r.md.Away(true, false)
@@ -447,14 +447,14 @@ func TestH86CacheEpoch(t *testing.T) {
 			if err := <-request; !errors.Is(err, block.ErrIO) {
 				t.Errorf("a request to the old device: %v", err)
 			}
-			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !c.Lost() || !strings.Contains(c.Reason, "not flushed") {
+			if c, err := condition(m, v); err != nil || c.Health != kernel.Refused || !c.Lost() || !strings.Contains(c.Reason, "not flushed") {
 				t.Errorf("Condition: %+v, %v", c, err)
 			}
 			fresh := r.attach(m, v)
 			if fresh.Index == old.Index || fresh.Epoch != 2 || <-r.f.Start(fresh.Index) != nil {
 				t.Errorf("the fresh device: %+v", fresh)
 			}
-			if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Connected {
+			if c, err := condition(m, v); err != nil || c.Health != kernel.Connected {
 				t.Errorf("Condition: %+v, %v", c, err)
 			}
 			unmount()
@@ -507,7 +507,7 @@ func TestH75WatchEndsTheOld(t *testing.T) {
 		if err := <-r.f.Start(d.Index); !errors.Is(err, block.ErrIO) {
 			t.Errorf("a dirty page: %v", err)
 		}
-		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused {
+		if c, err := condition(m, v); err != nil || c.Health != kernel.Refused {
 			t.Errorf("Condition: %+v, %v", c, err)
 		}
 		unmount()
@@ -561,7 +561,7 @@ func TestB044ServersGoneForGood(t *testing.T) {
 		r.md.Away(true, false)
 		dirty := r.f.Start(d.Index)
 		time.Sleep(time.Hour)
-		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Waiting || c.Reason == "" {
+		if c, err := condition(m, v); err != nil || c.Health != kernel.Waiting || c.Reason == "" {
 			t.Errorf("Condition: %+v, %v", c, err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -811,7 +811,7 @@ func TestDisconnectedByAnother(t *testing.T) {
 		unmount := r.f.Mount(d.Index, "/mnt")
 		_ = r.f.Disconnect(d.Index)
 		time.Sleep(10 * time.Second)
-		if c, err := m.Condition(v.Volume); err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "another program") {
+		if c, err := condition(m, v); err != nil || c.Health != kernel.Refused || !strings.Contains(c.Reason, "another program") {
 			t.Errorf("Condition: %+v, %v", c, err)
 		}
 		unmount()

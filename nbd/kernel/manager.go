@@ -318,12 +318,6 @@ func (m *Manager) Find(id block.VolumeID) (Device, error) {
 	}), nil
 }
 
-// Condition tells how the volume's device is. ErrNotFound: it has none.
-func (m *Manager) Condition(id block.VolumeID) (Condition, error) {
-	d, err := m.Find(id)
-	return d.Condition, err
-}
-
 // Detach ends the volume's devices and returns when the kernel shows them gone.
 // ErrInUse: one is mounted anywhere, held or open; nothing was done to it then,
 // or it is a zombie whose last user has not closed it. Without a device it does

@@ -249,8 +249,14 @@ func eventually(t *testing.T, what string, limit time.Duration, is func() bool) 
 	}
 }
 
+// condition is how the volume's device is.
+func condition(m *kernel.Manager, v *kerneltest.Volume) (kernel.Condition, error) {
+	d, err := m.Find(v.Volume)
+	return d.Condition, err
+}
+
 func health(m *kernel.Manager, v *kerneltest.Volume) string {
-	c, err := m.Condition(v.Volume)
+	c, err := condition(m, v)
 	if err != nil {
 		return err.Error()
 	}
