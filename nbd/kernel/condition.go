@@ -20,6 +20,7 @@ type memory struct {
 	trouble  string    // why it does not work, of the last try
 	nextLook time.Time // at metadata
 	settled  bool      // nothing is to be done until the next look
+	phase    phase     // of its record, at the last scan
 
 	session  block.SessionNumber
 	received uint64    // by all sockets, when it was last looked at

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -385,6 +386,40 @@ func TestStateLostLeftAlone(t *testing.T) {
 	})
 }
 
+// What happens to a device's record while all is well, and nobody has to do with the device, is noticed before its server ends.
+func TestRecordChanges(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"lost": os.Remove,
+		"a detach was cut off": func(path string) error {
+			p, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(path, bytes.Replace(p, []byte(`"connected"`), []byte(`"ending"`), 1), 0o600)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.run()
+				defer stop()
+				v := r.volume()
+				d := r.attach(m, v)
+				unmount := r.f.Mount(d.Index, "/mnt")
+				time.Sleep(10 * time.Second)
+				for _, name := range r.records() {
+					if err := change(filepath.Join(r.dir, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r.keeps(m, v, d)
+				unmount()
+				r.detach(m, v)
+				r.noResidue()
+			})
+		})
+	}
+}
+
 // The state directory goes while a device is used, and its file system is no place for another.
 func TestStateGoes(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {
@@ -393,6 +428,7 @@ func TestStateGoes(t *testing.T) {
 		v := r.volume()
 		d := r.attach(m, v)
 		l := r.load(d.Index)
+		time.Sleep(time.Second) // nobody works on the device any more
 		if err := os.RemoveAll(r.dir); err != nil {
 			t.Fatal(err)
 		}

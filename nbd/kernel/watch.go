@@ -145,7 +145,14 @@ func (w *watch) scan(ctx context.Context) error {
 
 // needed reports whether there is something to do about a device.
 func (w *watch) needed(n Node, r *record) (yes bool) {
+	var at phase // none without a record
+	if r != nil {
+		at = r.Phase
+	}
 	w.m.conditions.with(n.Backend, func(k *memory) {
+		if k.phase != at { // perhaps by another process, which may be no more, or the record is lost
+			k.phase, k.settled = at, false
+		}
 		now := time.Now()
 		if k.nextLook.IsZero() { // a plugin that starts asks for all its devices, but not at once
 			k.nextLook = now.Add(rand.N(lookEvery))
