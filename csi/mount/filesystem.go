@@ -148,15 +148,15 @@ func writable(point string) error {
 	return fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
 }
 
-// Usage asks a mounted file system how full it is. One that was shut down by an
-// error is ErrIO. It may wait for ever.
+// ErrShutDown, which comes with block.ErrIO: an error has shut the file system
+// down, and nothing can be written or read there until it is mounted anew.
+var ErrShutDown = errors.New("the file system was shut down by an error")
+
+// Usage asks a mounted file system how full it is. It may wait for ever.
 func (l *Linux) Usage(point string) (Usage, error) {
-	// XFS goes on to say how full it is; but that it was shut down it tells who looks at its root.
-	var root unix.Stat_t
-	if err := unix.Lstat(point, &root); errors.Is(err, unix.EIO) {
-		return Usage{}, fmt.Errorf("%w: the file system at %s was shut down by an error", block.ErrIO, point)
-	} else if err != nil {
-		return Usage{}, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+	root, err := lookAtRoot(point)
+	if err != nil {
+		return Usage{}, err
 	}
 	var s unix.Statfs_t
 	for {
@@ -177,6 +177,25 @@ func (l *Linux) Usage(point string) (Usage, error) {
 		Inodes: int64(s.Files), InodesUsed: int64(s.Files - s.Ffree), InodesAvail: int64(s.Ffree),
 		Errors: errorsOf(number(root.Dev)),
 	}, nil
+}
+
+// lookAtRoot looks at the root of what is mounted at point. XFS goes on to say how
+// full it is after it was shut down; here it tells. An error on the way to the
+// point is another file system's.
+func lookAtRoot(point string) (root unix.Stat_t, err error) {
+	fd, err := unix.Open(point, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return root, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+	}
+	defer unix.Close(fd)
+	err = unix.Fstat(fd, &root)
+	switch {
+	case errors.Is(err, unix.EIO):
+		return root, fmt.Errorf("%w: %w: %s", block.ErrIO, ErrShutDown, point)
+	case err != nil:
+		return root, fmt.Errorf("%w: %s: %w", block.ErrIO, point, err)
+	}
+	return root, nil
 }
 
 // errorsOf is what the ext4 on a device has counted, 0 for what is none. Some

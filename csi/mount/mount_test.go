@@ -332,6 +332,14 @@ func TestB078BrokenMountsAreUnmounted(t *testing.T) {
 				if _, err := os.Stat(target); err == nil {
 					t.Fatal("the file system still answers")
 				}
+				_, err := l.Usage(target)
+				refused(t, err, mount.ErrShutDown, target)
+				refused(t, err, block.ErrIO)
+				_, err = l.Usage(filepath.Join(target, "below")) // another's way leads through it
+				refused(t, err, block.ErrIO)
+				if errors.Is(err, mount.ErrShutDown) {
+					t.Fatal(err)
+				}
 			}
 			if e, ok := at(t, l, target); !ok || e.Number != number(t, l, d) {
 				t.Fatalf("%+v, %v", e, ok)

@@ -115,7 +115,7 @@ type Mounter interface {
 	Grow(device, point string, t mount.FS) error
 	// Writable begins and ends a change of a mounted file system. ErrReadOnly, ErrIO: it takes none.
 	Writable(point string) error
-	// Usage asks a mounted file system.
+	// Usage asks a mounted file system. mount.ErrShutDown: it has stopped after an error.
 	Usage(point string) (mount.Usage, error)
 
 	// Try mounts and unmounts a file system where nobody can see it.

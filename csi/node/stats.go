@@ -156,15 +156,20 @@ func (s *Service) usage(ctx context.Context, volume string, e mount.Entry) ([]*c
 	return out, nil
 }
 
-// asking asks file systems for their usage, each at most once at a time: one
-// that never answers parks one thread, however often it is asked for.
+// asking asks file systems for their usage, each at most once at a time at a
+// path: one that never answers parks one thread for a path, however often it is
+// asked for. An answer of one path says nothing of another: something else may
+// have been mounted there.
 type asking struct {
 	usage func(point string) (mount.Usage, error)
 
 	mu     sync.Mutex
 	closed bool
-	now    map[string]*question // by volume id
+	now    map[place]*question
 }
+
+// place is where a volume's file system is asked.
+type place struct{ volume, point string }
 
 type question struct {
 	done  chan struct{} // closed with the answer
@@ -173,7 +178,7 @@ type question struct {
 }
 
 func newAsking(usage func(string) (mount.Usage, error)) *asking {
-	return &asking{usage: usage, now: map[string]*question{}}
+	return &asking{usage: usage, now: map[place]*question{}}
 }
 
 func (a *asking) ask(ctx context.Context, volume, point string) (mount.Usage, error) {
@@ -195,14 +200,15 @@ func (a *asking) question(volume, point string) (*question, error) {
 	if a.closed {
 		return nil, fmt.Errorf("%w: the node plugin ends", block.ErrShutdown)
 	}
-	q := a.now[volume]
+	at := place{volume, point}
+	q := a.now[at]
 	if q == nil {
 		q = &question{done: make(chan struct{})}
-		a.now[volume] = q
+		a.now[at] = q
 		go func() {
 			q.usage, q.err = a.usage(point)
 			a.mu.Lock()
-			delete(a.now, volume)
+			delete(a.now, at)
 			a.mu.Unlock()
 			close(q.done)
 		}()

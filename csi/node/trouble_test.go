@@ -112,6 +112,7 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 	shutDown := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped = true }) }
 	dying := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped, d.Dying = true, true }) }
 	silent := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Silent = make(chan struct{}) }) }
+	noUsage := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.NoUsage = true }) }
 	well := func(*rig, spec) {}
 	for _, c := range []struct {
 		what   string
@@ -123,6 +124,7 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 		{"shut down", shutDown, node.Waiting, node.Failed},
 		{"shut down, and the server goes during the unmount", dying, node.Healthy, node.Failed},
 		{"silent", silent, node.Waiting, node.Waiting},
+		{"not to be asked", noUsage, node.Waiting, node.Waiting},
 		{"well", well, node.Waiting, node.Waiting},
 		{"turned read-only, with a server", readOnly, node.Healthy, node.Healthy},
 		{"shut down, with a server", shutDown, node.Healthy, node.Healthy},
@@ -148,6 +150,28 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 			r.clean(s, r.target("t"))
 		})
 	}
+}
+
+// What a file system says at one path is not taken for what it says at another.
+func TestQuestionsAreOfAPath(t *testing.T) {
+	r := newRig(t)
+	s := r.use(r.vols.Add(GiB))
+	r.must(r.stage(s))
+	r.must(r.publish(s, r.target("t")))
+	gate := make(chan struct{})
+	var asked sync.WaitGroup
+	silent := func(gate chan struct{}) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Silent = gate }) }
+	silent(gate)
+	asked.Go(func() { _, _ = r.condition(s, r.target("t")) })
+	for r.host.Parked() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	silent(nil)
+	if abnormal, message := r.condition(s, s.staging); abnormal {
+		t.Error(message)
+	}
+	close(gate)
+	asked.Wait()
 }
 
 // H23: a device that has failed for good is still open somewhere. The volume is

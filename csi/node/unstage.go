@@ -97,7 +97,8 @@ func (s *Service) letGo(ctx context.Context, id block.VolumeID) (ended bool) {
 }
 
 // stopped reports whether a file system takes no changes. It is asked only for what
-// it knows without its device.
+// it knows without its device. Any other error than its own word that it has stopped
+// proves nothing: a server may come back, and what is unwritten be saved.
 func (s *Service) stopped(f *flight, d Device, e mount.Entry) bool {
 	if e.SuperReadOnly {
 		return true
@@ -105,7 +106,7 @@ func (s *Service) stopped(f *flight, d Device, e mount.Entry) bool {
 	ctx, cancel := context.WithTimeout(f.ctx, stoppedPatience)
 	defer cancel()
 	_, err := s.asking.ask(ctx, d.Volume.String(), e.Point)
-	return errors.Is(err, block.ErrIO)
+	return errors.Is(err, mount.ErrShutDown)
 }
 
 // stoppedPatience is how long a file system may take to say that it has stopped.

@@ -47,6 +47,7 @@ type Disk struct {
 	Errors     int64
 	Silent     chan struct{}
 	Stopped    bool       // the file system was shut down by an error
+	NoUsage    bool       // whoever asks how full the file system is gets an error that says nothing of it
 	Dying      bool       // no server answers from its unmount on, which waits until the device has failed
 	Unmounted  node.State // of the device when its file system was unmounted last
 }

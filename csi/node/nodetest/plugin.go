@@ -439,8 +439,11 @@ func (p *Plugin) Usage(point string) (mount.Usage, error) {
 		<-disk.Silent
 		p.host.park(-1)
 	}
-	if disk.Stopped {
-		return mount.Usage{}, fmt.Errorf("%w: %s was shut down", block.ErrIO, point)
+	switch {
+	case disk.Stopped:
+		return mount.Usage{}, fmt.Errorf("%w: %w: %s", block.ErrIO, mount.ErrShutDown, point)
+	case disk.NoUsage:
+		return mount.Usage{}, fmt.Errorf("%w: %s", block.ErrIO, point)
 	}
 	return mount.Usage{Total: disk.Size, Used: 1 << 20, Available: disk.Size - 1<<20, Inodes: 100, InodesUsed: 11, InodesAvail: 89, Errors: disk.Errors}, nil
 }
