@@ -3,6 +3,7 @@ package adapt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -51,6 +52,7 @@ type service struct {
 	metapb.MetadataClient
 	volume     *metapb.Volume
 	attachment *metapb.Attachment
+	cluster    string
 }
 
 func (s service) GetVolume(context.Context, *metapb.GetVolumeRequest, ...grpc.CallOption) (*metapb.GetVolumeResponse, error) {
@@ -58,7 +60,13 @@ func (s service) GetVolume(context.Context, *metapb.GetVolumeRequest, ...grpc.Ca
 }
 
 func (s service) GetAttachment(context.Context, *metapb.GetAttachmentRequest, ...grpc.CallOption) (*metapb.AttachResponse, error) {
-	return &metapb.AttachResponse{Volume: s.volume, Attachment: s.attachment, Endpoints: []*metapb.Endpoint{{NbdAddress: "a:1"}, {NbdAddress: "b:2"}}}, nil
+	if s.attachment == nil {
+		err := metapb.WithDetail(fmt.Errorf("%w: no attachment", block.ErrNotFound), metapb.DetailCluster, s.cluster)
+		return nil, metapb.FromStatus(metapb.ToStatus(err))
+	}
+	return &metapb.AttachResponse{
+		Volume: s.volume, Attachment: s.attachment, Endpoints: []*metapb.Endpoint{{NbdAddress: "a:1"}, {NbdAddress: "b:2"}}, ClusterId: s.cluster,
+	}, nil
 }
 
 // An attachment that is about to end is neither there nor gone: no device is made of it, and none is ended for it.
@@ -90,5 +98,23 @@ func TestAttachments(t *testing.T) {
 	s.attachment.Revoking = false
 	if _, err := n.Attachment(t.Context(), id); !errors.Is(err, block.ErrCorrupt) {
 		t.Errorf("no id: %v", err)
+	}
+}
+
+// Every answer on which devices are ended says whose it is, unless the service is one of before.
+func TestAttachmentsAreOfACluster(t *testing.T) {
+	id := block.VolumeID{UUID: block.NewUUID()}
+	for _, want := range []block.ClusterID{{UUID: block.NewUUID()}, {}} {
+		s := service{attachment: &metapb.Attachment{Id: block.NewUUID().String(), VolumeId: id.String(), Node: "n1"}}
+		if !want.IsZero() {
+			s.cluster = want.String()
+		}
+		if a, err := (Node{API: s, Name: "n1"}).Attachment(t.Context(), id); err != nil || a.Cluster != want {
+			t.Errorf("attached: %v, %v", a.Cluster, err)
+		}
+		s.attachment = nil
+		if a, err := (Node{API: s, Name: "n1"}).Attachment(t.Context(), id); !errors.Is(err, block.ErrNotFound) || a.Cluster != want {
+			t.Errorf("not attached: %v, %v", a.Cluster, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package adapt
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 
 	"github.com/gabion-storage/gabion/csi/node"
@@ -85,7 +86,11 @@ func (n Node) SetFormat(ctx context.Context, id block.VolumeID, a block.Attachme
 func (n Node) Attachment(ctx context.Context, id block.VolumeID) (kernel.Attachment, error) {
 	r, err := n.API.GetAttachment(ctx, &metapb.GetAttachmentRequest{Volume: byID(id), Node: n.Name})
 	if err != nil {
-		return kernel.Attachment{}, err
+		var says *metapb.Error
+		if !errors.As(err, &says) {
+			return kernel.Attachment{}, err
+		}
+		return kernel.Attachment{Cluster: clusterID(says.Detail(metapb.DetailCluster))}, err
 	}
 	if err := n.live(r.GetAttachment()); err != nil {
 		return kernel.Attachment{}, err
@@ -93,11 +98,20 @@ func (n Node) Attachment(ctx context.Context, id block.VolumeID) (kernel.Attachm
 	v, a := r.GetVolume(), r.GetAttachment()
 	aid, err := attachmentID(a)
 	out := kernel.Attachment{
-		ID: aid, Token: kernel.Token(base64.RawURLEncoding.EncodeToString(a.GetToken())), Epoch: block.CacheEpoch(v.GetCacheEpoch()),
+		Cluster: clusterID(r.GetClusterId()), ID: aid, Token: kernel.Token(base64.RawURLEncoding.EncodeToString(a.GetToken())), Epoch: block.CacheEpoch(v.GetCacheEpoch()),
 		Size: v.GetSize(), BlockSize: int64(v.GetPolicy().GetBlockSize()), ReadOnly: a.GetReadOnly(),
 	}
 	for _, e := range r.GetEndpoints() {
 		out.Addresses = append(out.Addresses, e.GetNbdAddress())
 	}
 	return out, err
+}
+
+// clusterID is zero for what a service of before does not say.
+func clusterID(text string) block.ClusterID {
+	id, err := block.ParseUUID(text)
+	if err != nil {
+		return block.ClusterID{}
+	}
+	return block.ClusterID{UUID: id}
 }

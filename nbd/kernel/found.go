@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -49,19 +50,15 @@ func (m *Manager) find(ctx context.Context, id block.VolumeID) ([]found, error) 
 // it may have left, or have been killed, and the driver makes the device all the
 // same. It does one thing at a time: when it answers a probe, it has.
 func (m *Manager) settle(ctx context.Context, id block.VolumeID) error {
-	kept, err := m.state.list()
+	kept, err := m.state.of(id)
 	if err != nil {
 		return err
 	}
-	for _, i := range kept {
-		if i.Volume != id {
+	for _, r := range kept {
+		if r.Phase != phaseConnecting || r.Index < 0 {
 			continue
 		}
-		r, err := m.state.load(i)
-		if err != nil || r == nil || r.Phase != phaseConnecting || r.Index < 0 { // a record that is not readable says nothing
-			continue
-		}
-		if err := m.probe(ctx, r.Index, i.Backend()); err != nil && !errors.Is(err, block.ErrNotFound) {
+		if err := m.probe(ctx, r.Index, r.Backend()); err != nil && !errors.Is(err, block.ErrNotFound) {
 			return err
 		}
 	}
@@ -135,9 +132,48 @@ func (m *Manager) adopt(ctx context.Context, d found) error {
 	return nil
 }
 
+// attachment asks metadata. A service of another cell than that of the volume's
+// devices knows nothing of them: its answer is an error, and no verdict.
+func (m *Manager) attachment(ctx context.Context, id block.VolumeID) (Attachment, error) {
+	a, err := m.cfg.Metadata.Attachment(ctx, id)
+	if err != nil && !errors.Is(err, block.ErrNotFound) {
+		return a, err
+	}
+	kept, stateErr := m.state.of(id)
+	if stateErr != nil {
+		return Attachment{}, stateErr
+	}
+	for _, r := range kept {
+		if wrong := r.foreign(a, err); wrong != nil {
+			return Attachment{}, wrong
+		}
+	}
+	return a, err
+}
+
+// foreign is an error if an answer of metadata is not of the record's cell.
+func (r *record) foreign(a Attachment, err error) error {
+	switch {
+	case r.Cluster.IsZero() || a.Cluster == r.Cluster || a.Cluster.IsZero() && err == nil:
+		return nil
+	case a.Cluster.IsZero():
+		return fmt.Errorf("%w: the metadata service does not say that it is cluster %s, to which %s belongs: %v", block.ErrUnavailable, r.Cluster, r.path(), err)
+	}
+	return fmt.Errorf("%w: %s belongs to cluster %s, and the metadata service is of %s: name the right servers, or give the device up if its cell is no more",
+		block.ErrPrecondition, r.path(), r.Cluster, a.Cluster)
+}
+
 // learn takes what metadata says into the record.
 func (r *record) learn(a Attachment) {
 	r.Token, r.Addresses = a.Token, a.Addresses
+	if !a.Cluster.IsZero() {
+		r.Cluster = a.Cluster
+	}
+}
+
+// knows reports whether there is nothing to learn.
+func (r *record) knows(a Attachment) bool {
+	return r.Token == a.Token && slices.Equal(r.Addresses, a.Addresses) && (a.Cluster.IsZero() || r.Cluster == a.Cluster)
 }
 
 // verdict is the reason for which a device is refused for good by what metadata
@@ -205,7 +241,7 @@ func (q *inquiry) get(ctx context.Context, patience time.Duration) (Attachment, 
 		q.m.running.Go(func() {
 			ctx, cancel := context.WithTimeout(q.m.life, inquiryTimeout)
 			defer cancel()
-			a, err := q.m.cfg.Metadata.Attachment(ctx, q.id)
+			a, err := q.m.attachment(ctx, q.id)
 			said <- answer{a, err}
 		})
 	}

@@ -393,6 +393,49 @@ func (r *rig) revokeSilent(change func()) {
 	r.f.Change(change)
 }
 
+// The plugin is rolled out with the servers of another cell, which know nothing of the
+// devices that are there, or of ones that do not say whose word it is: nothing is ended.
+func TestAnotherCellIsNoProof(t *testing.T) {
+	for name, other := range map[string]*kerneltest.Metadata{
+		"another": {Cluster: block.ClusterID{UUID: block.NewUUID()}},
+		"unsaid":  {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, r *rig) {
+				m, stop := r.run()
+				v := r.volume()
+				d := r.attach(m, v)
+				stop()
+				r.md.Cluster = block.ClusterID{UUID: block.NewUUID()}
+				_, stop = r.run() // learns it of a device that was made before
+				time.Sleep(5 * time.Minute)
+				stop()
+
+				m, stop = r.run(func(c *kernel.Config) { c.Metadata = other })
+				l := r.load(d.Index)
+				time.Sleep(5 * time.Minute)
+				r.one.Kill()
+				r.one.Serve()
+				time.Sleep(time.Minute)
+				l.end(t, timer+slack)
+				if h := health(m, v); h != "connected" {
+					t.Error(h)
+				}
+				if _, err := m.Attach(context.Background(), v.Volume, false); !errors.Is(err, block.ErrPrecondition) && !errors.Is(err, block.ErrUnavailable) {
+					t.Errorf("Attach: %v", err)
+				}
+				stop()
+
+				r.md.Remove(v.Volume)
+				_, stop = r.run()
+				defer stop()
+				time.Sleep(5 * time.Minute)
+				r.noResidue()
+			})
+		})
+	}
+}
+
 // A server's word alone that it knows no such attachment ends nothing.
 func TestNoAccessIsNoProof(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -202,11 +201,14 @@ func (k *keeper) look(ctx context.Context, d found, well bool) error {
 	if reason := d.rec.verdict(a, err); reason != "" {
 		return k.refuse(ctx, d, reason)
 	}
+	if errors.Is(err, block.ErrPrecondition) {
+		m.cfg.Log.Warn("what the metadata service says of a device is not believed", "volume_id", k.id, "device", d.rec.path(), "err", err)
+	}
 	if err != nil || len(a.Addresses) == 0 { // the device works: nothing to do about it
 		return nil
 	}
 	elsewhere := a.Addresses[0] != d.rec.Server && d.rec.Server != ""
-	if d.rec.Token == a.Token && slices.Equal(d.rec.Addresses, a.Addresses) && !elsewhere {
+	if d.rec.knows(a) && !elsewhere {
 		return nil
 	}
 	d.rec.learn(a)

@@ -121,7 +121,7 @@ func (m *Manager) Attach(ctx context.Context, id block.VolumeID, readOnly bool) 
 		return Device{}, err
 	}
 	defer leave()
-	a, err := m.cfg.Metadata.Attachment(ctx, id)
+	a, err := m.attachment(ctx, id)
 	if err != nil {
 		return Device{}, fmt.Errorf("attaching volume %s: %w", id, err)
 	}
@@ -210,7 +210,7 @@ func (m *Manager) attachNew(ctx context.Context, i Identity, a Attachment, readO
 // reconsider looks whether a server's contradiction is but newer than the answer of metadata that a device is made by.
 func (m *Manager) reconsider(ctx context.Context, r *record, failure error) error {
 	if errors.Is(failure, block.ErrCorrupt) {
-		a, err := m.cfg.Metadata.Attachment(ctx, r.Volume)
+		a, err := m.attachment(ctx, r.Volume)
 		if err == nil && r.verdict(a, nil) == "" && block.ValidateSize(a.Size) == nil {
 			r.Size = a.Size
 			r.learn(a)
@@ -428,7 +428,7 @@ func (m *Manager) grow(ctx context.Context, r *record, size int64) error {
 	if err := m.answers(ctx, r, true, answerTime); err != nil {
 		return err
 	}
-	a, err := m.cfg.Metadata.Attachment(ctx, r.Volume)
+	a, err := m.attachment(ctx, r.Volume)
 	if err != nil {
 		return err
 	}

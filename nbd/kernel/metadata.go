@@ -13,12 +13,14 @@ import (
 type Metadata interface {
 	// Attachment is this node's attachment to a volume. It never makes one.
 	// ErrNotFound: the volume is not attached to this node, or is no more: a
-	// linearizable answer, on which devices are ended. Any other error: not known now.
+	// linearizable answer, on which devices are ended; with it comes the Cluster
+	// that says so. Any other error: not known now.
 	Attachment(ctx context.Context, id block.VolumeID) (Attachment, error)
 }
 
 // Attachment is this node's right to use a volume, and where the volume is.
 type Attachment struct {
+	Cluster   block.ClusterID // zero: a service of before, which does not say
 	ID        block.AttachmentID
 	Token     Token
 	Epoch     block.CacheEpoch

@@ -40,9 +40,10 @@ type record struct {
 	Refused string `json:"refused,omitempty"` // why it was ended for good
 	Hasty   bool   `json:"hasty,omitempty"`   // its dead-connection timeout may be that of a resize
 
-	Token     Token    `json:"token"`
-	Addresses []string `json:"addresses"`
-	Server    string   `json:"server"` // the one of Addresses that has the session
+	Cluster   block.ClusterID `json:"cluster,omitzero"` // zero: not known
+	Token     Token           `json:"token"`
+	Addresses []string        `json:"addresses"`
+	Server    string          `json:"server"` // the one of Addresses that has the session
 
 	Session block.SessionNumber `json:"session"` // the newest that may have been used
 	Sockets []SocketID          `json:"sockets"` // all that the driver may have: a superset
@@ -127,6 +128,24 @@ func (s state) remove(i Identity) error {
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	return nil
+}
+
+// of returns a volume's records. One that is not readable says nothing.
+func (s state) of(id block.VolumeID) ([]*record, error) {
+	kept, err := s.list()
+	if err != nil {
+		return nil, err
+	}
+	var all []*record
+	for _, i := range kept {
+		if i.Volume != id {
+			continue
+		}
+		if r, err := s.load(i); err == nil && r != nil {
+			all = append(all, r)
+		}
+	}
+	return all, nil
 }
 
 // list returns the identities of which there is a record.

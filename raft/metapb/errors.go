@@ -93,11 +93,7 @@ func ToStatus(err error) error {
 	case errors.Is(err, context.Canceled):
 		code, reason = codes.Canceled, "CANCELED"
 	}
-	info := &errdetails.ErrorInfo{Domain: ErrorDomain, Reason: reason}
-	var d *detailed
-	if errors.As(err, &d) {
-		info.Metadata = map[string]string{d.key: d.value}
-	}
+	info := &errdetails.ErrorInfo{Domain: ErrorDomain, Reason: reason, Metadata: details(err)}
 	s, detailErr := status.New(code, err.Error()).WithDetails(info)
 	if detailErr != nil {
 		return status.Error(code, err.Error())
@@ -161,6 +157,9 @@ func (e *Error) Answered() bool { return e.answered }
 // Detail is a machine-readable fact of the answer ("tombstone": the id), or "".
 func (e *Error) Detail(key string) string { return e.details[key] }
 
+// DetailCluster is the id of the cluster that answers.
+const DetailCluster = "cluster"
+
 // WithDetail attaches one fact to an error, for ToStatus to carry.
 func WithDetail(err error, key, value string) error { return &detailed{err, key, value} }
 
@@ -170,6 +169,15 @@ type detailed struct {
 }
 
 func (d *detailed) Unwrap() error { return d.error }
+
+// details are all facts that were attached to err.
+func details(err error) map[string]string {
+	all := map[string]string{}
+	for d := (*detailed)(nil); errors.As(err, &d); err = d.error {
+		all[d.key] = d.value
+	}
+	return all
+}
 
 // Reason is the stable name of err's sentinel, "" if it wraps none; for
 // metrics and tests.

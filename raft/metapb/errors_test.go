@@ -124,10 +124,10 @@ func TestPlainErrors(t *testing.T) {
 	}
 }
 
-func TestDetailTravels(t *testing.T) {
-	err := fmt.Errorf("read: %w", WithDetail(fmt.Errorf("%w: deleted", block.ErrNotFound), "tombstone", "id"))
+func TestDetailsTravel(t *testing.T) {
+	err := WithDetail(fmt.Errorf("read: %w", WithDetail(fmt.Errorf("%w: deleted", block.ErrNotFound), "tombstone", "id")), DetailCluster, "c")
 	var e *Error
-	if got := FromStatus(ToStatus(err)); !errors.As(got, &e) || e.Detail("tombstone") != "id" || !errors.Is(got, block.ErrNotFound) {
+	if got := FromStatus(ToStatus(err)); !errors.As(got, &e) || e.Detail("tombstone") != "id" || e.Detail(DetailCluster) != "c" || !errors.Is(got, block.ErrNotFound) {
 		t.Errorf("got %+v", e)
 	}
 }

@@ -705,8 +705,9 @@ func (x *AttachRequest) GetAlone() bool {
 type AttachResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	Attachment    *Attachment            `protobuf:"bytes,2,opt,name=attachment,proto3" json:"attachment,omitempty"` // with its token
-	Endpoints     []*Endpoint            `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`   // where to connect, the primary's node first
+	Attachment    *Attachment            `protobuf:"bytes,2,opt,name=attachment,proto3" json:"attachment,omitempty"`                // with its token
+	Endpoints     []*Endpoint            `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`                  // where to connect, the primary's node first
+	ClusterId     string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // empty: a server of before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,6 +761,13 @@ func (x *AttachResponse) GetEndpoints() []*Endpoint {
 		return x.Endpoints
 	}
 	return nil
+}
+
+func (x *AttachResponse) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
 }
 
 type Endpoint struct {
@@ -2629,13 +2637,15 @@ const file_metadata_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1b\n" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12%\n" +
 	"\x0erecords_format\x18\x04 \x01(\bR\rrecordsFormat\x12\x14\n" +
-	"\x05alone\x18\x05 \x01(\bR\x05alone\"\xa5\x01\n" +
+	"\x05alone\x18\x05 \x01(\bR\x05alone\"\xc4\x01\n" +
 	"\x0eAttachResponse\x12)\n" +
 	"\x06volume\x18\x01 \x01(\v2\x11.gabion.v1.VolumeR\x06volume\x125\n" +
 	"\n" +
 	"attachment\x18\x02 \x01(\v2\x15.gabion.v1.AttachmentR\n" +
 	"attachment\x121\n" +
-	"\tendpoints\x18\x03 \x03(\v2\x13.gabion.v1.EndpointR\tendpoints\"^\n" +
+	"\tendpoints\x18\x03 \x03(\v2\x13.gabion.v1.EndpointR\tendpoints\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x04 \x01(\tR\tclusterId\"^\n" +
 	"\bEndpoint\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1f\n" +
 	"\vnbd_address\x18\x02 \x01(\tR\n" +

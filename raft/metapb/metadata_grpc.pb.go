@@ -70,7 +70,8 @@ type MetadataClient interface {
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
-	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node.
+	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node;
+	// the error has the detail "cluster", as the answer has: devices are ended on this word, and another cell's is not theirs.
 	GetAttachment(ctx context.Context, in *GetAttachmentRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// SetFormat records how far the formatting of a volume has come, on behalf of an attachment that must be current.
 	SetFormat(ctx context.Context, in *SetFormatRequest, opts ...grpc.CallOption) (*Volume, error)
@@ -383,7 +384,8 @@ type MetadataServer interface {
 	// Detach answers only when the primary has closed and drained the
 	// attachment's sessions, so that nothing of them can reach a disk any more.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
-	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node.
+	// GetAttachment returns an attachment with its token, and where to connect; it makes none. NOT_FOUND: the volume is not attached to the node;
+	// the error has the detail "cluster", as the answer has: devices are ended on this word, and another cell's is not theirs.
 	GetAttachment(context.Context, *GetAttachmentRequest) (*AttachResponse, error)
 	// SetFormat records how far the formatting of a volume has come, on behalf of an attachment that must be current.
 	SetFormat(context.Context, *SetFormatRequest) (*Volume, error)

@@ -70,7 +70,7 @@ func (s *Service) attached(id block.VolumeID, r metadata.Result) (*metapb.Attach
 	if vol == nil {
 		return nil, fmt.Errorf("%w: volume %s was deleted meanwhile", block.ErrNotFound, id)
 	}
-	return &metapb.AttachResponse{Volume: vol, Attachment: a, Endpoints: s.endpoints(v, id)}, nil
+	return &metapb.AttachResponse{Volume: vol, Attachment: a, Endpoints: s.endpoints(v, id), ClusterId: v.Cluster().GetClusterId()}, nil
 }
 
 // GetAttachment implements the API. One that is being detached is gone for its
@@ -83,18 +83,27 @@ func (s *Service) GetAttachment(ctx context.Context, in *metapb.GetAttachmentReq
 	if err != nil {
 		return nil, err
 	}
+	cluster := v.Cluster().GetClusterId()
+	vol, id, a, err := attachment(v, in)
+	if err != nil {
+		return nil, metapb.WithDetail(err, metapb.DetailCluster, cluster)
+	}
+	return &metapb.AttachResponse{Volume: vol, Attachment: a, Endpoints: s.endpoints(v, id), ClusterId: cluster}, nil
+}
+
+func attachment(v *metadata.View, in *metapb.GetAttachmentRequest) (*metapb.Volume, block.VolumeID, *metapb.Attachment, error) {
 	vol, id, err := find(v, in.GetVolume())
 	if err != nil {
-		return nil, err
+		return nil, id, nil, err
 	}
-	switch a := v.Attachment(id, in.GetNode()); {
+	a := v.Attachment(id, in.GetNode())
+	switch {
 	case a == nil:
-		return nil, fmt.Errorf("%w: volume %q is not attached to node %q", block.ErrNotFound, vol.GetName(), in.GetNode())
+		err = fmt.Errorf("%w: volume %q is not attached to node %q", block.ErrNotFound, vol.GetName(), in.GetNode())
 	case a.GetRevoking():
-		return nil, fmt.Errorf("%w: volume %q is being detached from node %q", block.ErrNotFound, vol.GetName(), in.GetNode())
-	default:
-		return &metapb.AttachResponse{Volume: vol, Attachment: a, Endpoints: s.endpoints(v, id)}, nil
+		err = fmt.Errorf("%w: volume %q is being detached from node %q", block.ErrNotFound, vol.GetName(), in.GetNode())
 	}
+	return vol, id, a, err
 }
 
 // endpoints are the nodes to connect to, the best first: the one that serves

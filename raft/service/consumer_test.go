@@ -104,8 +104,12 @@ func TestGetAttachment(t *testing.T) {
 	}
 	refused := func(what, node string) {
 		t.Helper()
-		if _, err := get(node); code(err) != codes.NotFound || !errors.Is(err, block.ErrNotFound) {
+		_, err := get(node)
+		if code(err) != codes.NotFound || !errors.Is(err, block.ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
+		}
+		if e := (*metapb.Error)(nil); !errors.As(err, &e) || e.Detail(metapb.DetailCluster) != clusterID.String() {
+			t.Errorf("%s: it does not say whose word it is", what)
 		}
 	}
 	refused("never attached", "k1")
@@ -115,6 +119,9 @@ func TestGetAttachment(t *testing.T) {
 	a, err := get("k1")
 	if err != nil || a.Attachment.Id != made.Attachment.Id || !bytes.Equal(a.Attachment.Token, made.Attachment.Token) || a.Volume.Format != metapb.Volume_NONE {
 		t.Fatalf("%v, %v", a, err)
+	}
+	if a.ClusterId != clusterID.String() || made.ClusterId != clusterID.String() {
+		t.Errorf("of clusters %q and %q", made.ClusterId, a.ClusterId)
 	}
 	if len(a.Endpoints) == 0 || a.Endpoints[0].Node != "n1" {
 		t.Errorf("the primary is not the first of %v", a.Endpoints)

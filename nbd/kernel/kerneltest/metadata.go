@@ -12,6 +12,9 @@ import (
 
 // Metadata is a kernel.Metadata.
 type Metadata struct {
+	// Cluster is whose it says to be, if at all. Set before use.
+	Cluster block.ClusterID
+
 	mu   sync.Mutex
 	of   map[block.VolumeID]kernel.Attachment
 	away error
@@ -67,8 +70,8 @@ func (m *Metadata) Attachment(ctx context.Context, id block.VolumeID) (kernel.At
 	case away != nil:
 		return kernel.Attachment{}, away
 	case !ok:
-		return kernel.Attachment{}, fmt.Errorf("%w: volume %s is not attached to this node", block.ErrNotFound, id)
+		return kernel.Attachment{Cluster: m.Cluster}, fmt.Errorf("%w: volume %s is not attached to this node", block.ErrNotFound, id)
 	}
-	a.Addresses = slices.Clone(a.Addresses)
+	a.Cluster, a.Addresses = m.Cluster, slices.Clone(a.Addresses)
 	return a, nil
 }
