@@ -23,8 +23,8 @@ const csiHelp = `Run the CSI driver: the controller, which makes volumes and giv
 to them, or the node plugin, which makes them devices of this machine and mounts
 them, or both.
 
-The node plugin needs root, the host's network namespace, its mounts (with
-bidirectional propagation) and --state on a file system that a reboot empties.
+The node plugin needs root, the host's network and process namespaces, its mounts
+(with bidirectional propagation) and --state on a file system that a reboot empties.
 It may be killed, replaced or away for as long as it likes: devices and mounts
 stay, and the next one takes them over.`
 
