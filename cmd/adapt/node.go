@@ -34,8 +34,8 @@ func (n Node) Describe(ctx context.Context, id block.VolumeID) (node.Volume, err
 		if a.GetNode() != n.Name {
 			continue
 		}
-		if err := n.live(a); err != nil {
-			return node.Volume{}, err
+		if a.GetRevoking() { // nothing new is built on it, and it is listed until its volume's primary knows
+			return node.Volume{}, fmt.Errorf("%w: volume %s is being detached from node %s", block.ErrUnavailable, id, n.Name)
 		}
 		aid, err := attachmentID(a)
 		v := r.GetVolume()
@@ -44,15 +44,6 @@ func (n Node) Describe(ctx context.Context, id block.VolumeID) (node.Volume, err
 		}, err
 	}
 	return node.Volume{}, fmt.Errorf("%w: volume %s is not attached to node %s", block.ErrNotFound, id, n.Name)
-}
-
-// live refuses an attachment that is about to end: nothing new is built on it,
-// but it has not ended either.
-func (n Node) live(a *metapb.Attachment) error {
-	if a.GetRevoking() {
-		return fmt.Errorf("%w: volume %s is being detached from node %s", block.ErrUnavailable, a.GetVolumeId(), n.Name)
-	}
-	return nil
 }
 
 // formatFrom takes what a newer version may say for a volume that is in use: never to be formatted.
@@ -82,7 +73,8 @@ func (n Node) SetFormat(ctx context.Context, id block.VolumeID, a block.Attachme
 	return err
 }
 
-// Attachment implements kernel.Metadata.
+// Attachment implements kernel.Metadata. The service has ErrNotFound for one that
+// is being detached: it opens nothing any more and never will, so its device may end.
 func (n Node) Attachment(ctx context.Context, id block.VolumeID) (kernel.Attachment, error) {
 	r, err := n.API.GetAttachment(ctx, &metapb.GetAttachmentRequest{Volume: byID(id), Node: n.Name})
 	if err != nil {
@@ -91,9 +83,6 @@ func (n Node) Attachment(ctx context.Context, id block.VolumeID) (kernel.Attachm
 			return kernel.Attachment{}, err
 		}
 		return kernel.Attachment{Cluster: clusterID(says.Detail(metapb.DetailCluster))}, err
-	}
-	if err := n.live(r.GetAttachment()); err != nil {
-		return kernel.Attachment{}, err
 	}
 	v, a := r.GetVolume(), r.GetAttachment()
 	aid, err := attachmentID(a)
