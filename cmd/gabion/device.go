@@ -71,7 +71,8 @@ func (a *app) attachDevice(ctx context.Context, c *client.Client, found *metapb.
 	}
 	device, err := d.manager.Attach(ctx, id, readOnly)
 	if err != nil {
-		return fmt.Errorf("%w; the volume stays attached to %s: attach it again, or detach it", err, d.node)
+		fmt.Fprintf(a.err, "gabion: the volume stays attached to %s: attach it again, or detach it\n", d.node)
+		return err
 	}
 	if watched, err := d.watched(false); err == nil && !watched {
 		fmt.Fprintln(a.err, "gabion: nothing here connects the device again when its server restarts: run `gabion attachd`")

@@ -233,6 +233,11 @@ func TestAttachDeviceFails(t *testing.T) {
 		t.Fatalf("exit %d, %q, %q, %d attachments", code, out, errs, b.attachments("v"))
 	}
 	b.serve("v", "here")
+	release := b.fake.Stick("connect")
+	if code, _, errs := b.run(attach...); code != 1 || !strings.Contains(errs, "no answer within 2s") || !strings.Contains(errs, "stays attached to here") {
+		t.Errorf("a stuck driver: exit %d, %q", code, errs)
+	}
+	release()
 	if code, out, errs := b.run(attach...); code != 0 {
 		t.Errorf("again: exit %d, %q, %q", code, out, errs)
 	}
