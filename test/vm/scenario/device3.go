@@ -18,6 +18,7 @@ import (
 func device3() []lab.Scenario {
 	return []lab.Scenario{
 		{Name: "B078-servers-gone", Run: brokenIsLetGo, Timeout: 3 * time.Minute},
+		{Name: "H76-killed-in-unmount", Run: killedInUnmount, Timeout: 3 * time.Minute},
 		{Name: "residue-random-kills", Run: randomKills, Timeout: 15 * time.Minute},
 		{Name: "attach-device", Run: attachDevice, Timeout: 3 * time.Minute},
 		{Name: "B042-openers", Run: openers, Timeout: 10 * time.Minute},
@@ -87,6 +88,34 @@ func brokenIsLetGo(t *lab.T) {
 	t.Expect(filepath.Join(pod, "file"), "safe")
 	if got := lab.ReadText(filepath.Join(pod, "dirty")); !strings.HasPrefix(got, "dirt") {
 		t.Errorf("the dirty pages did not survive the server's absence: %.20q", got)
+	}
+}
+
+// killedInUnmount: a plugin whose unmount waits for a server is killed and replaced all the same. The next one gives the
+// device up only when that unmount has ended, and until then serves other volumes (H76).
+func killedInUnmount(t *lab.T) {
+	s, controller, p := splitCell(t)
+	v := t.Volume(controller, p, lab.VolumeSpec{Name: "v", Size: 64 * mib})
+	pod := v.Up("a")
+	t.Write(filepath.Join(pod, "file"), "safe")
+	_ = unsynced(t, filepath.Join(pod, "dirty"), 0).Close()
+	s.Kill()
+	v.UnpublishFrom("a")
+	t.Refused(t.Within(5*time.Second, "unstage without a server", v.TryUnstage), "unstage without a server")
+	began := time.Now()
+	p.Restart()
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the plugin was replaced after %v only", took)
+	}
+	t.Refused(t.Within(10*time.Second, "unstage by the next plugin", v.TryUnstage), "unstage by the next plugin")
+	s.Start()
+	other := t.Volume(controller, p, lab.VolumeSpec{Name: "other", Size: 64 * mib})
+	t.Write(filepath.Join(other.Up("a"), "file"), "served")
+	t.TryUntil(time.Minute, "unstage", v.TryUnstage)
+	pod = v.Up("b")
+	t.Expect(filepath.Join(pod, "file"), "safe")
+	if got := lab.ReadText(filepath.Join(pod, "dirty")); !strings.HasPrefix(got, "dirt") {
+		t.Errorf("the dirty pages did not survive: %.20q", got)
 	}
 }
 
