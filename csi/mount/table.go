@@ -24,6 +24,7 @@ type Entry struct {
 	Source        string // what somebody called the device: told to people, never compared
 	ReadOnly      bool   // of this mount
 	SuperReadOnly bool   // of the file system as a whole, also after an error
+	StopsOnError  bool   // ext4: takes no changes any more after its first error, which not all kernels show as SuperReadOnly
 }
 
 // deleted is what the kernel appends to the root of a mount whose file is gone.
@@ -96,6 +97,7 @@ func entry(i mountutils.MountInfo) Entry {
 		Root:   unescape(i.Root), Point: unescape(i.MountPoint), Type: i.FsType, Source: unescape(i.Source),
 		ReadOnly:      slices.Contains(i.MountOptions, "ro"),
 		SuperReadOnly: slices.ContainsFunc(i.SuperOptions, takesNone),
+		StopsOnError:  slices.Contains(i.SuperOptions, "errors=remount-ro"),
 	}
 	// Device nodes are in file systems that live in memory: to look there never waits.
 	if e.Root != "/" && (e.Type == "devtmpfs" || e.Type == "tmpfs") {

@@ -109,6 +109,16 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 			return all
 		})
 	}
+	failed := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Errors = 3 }) }
+	goesOn := func(r *rig, s spec) {
+		failed(r, s)
+		r.host.SetTable(func(all mount.Table) mount.Table {
+			for i := range all {
+				all[i].StopsOnError = false
+			}
+			return all
+		})
+	}
 	shutDown := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped = true }) }
 	dying := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Stopped, d.Dying = true, true }) }
 	silent := func(r *rig, s spec) { r.host.Do(s.id, func(d *nodetest.Disk) { d.Silent = make(chan struct{}) }) }
@@ -121,6 +131,8 @@ func TestB078StoppedFileSystemWithoutServers(t *testing.T) {
 		want   node.State // when it is unmounted
 	}{
 		{"turned read-only", readOnly, node.Waiting, node.Failed},
+		{"counts errors, and stops on them", failed, node.Waiting, node.Failed},
+		{"counts errors, and goes on", goesOn, node.Waiting, node.Waiting},
 		{"shut down", shutDown, node.Waiting, node.Failed},
 		{"shut down, and the server goes during the unmount", dying, node.Healthy, node.Failed},
 		{"silent", silent, node.Waiting, node.Waiting},

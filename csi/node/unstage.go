@@ -105,8 +105,9 @@ func (s *Service) stopped(f *flight, d Device, e mount.Entry) bool {
 	}
 	ctx, cancel := context.WithTimeout(f.ctx, stoppedPatience)
 	defer cancel()
-	_, err := s.asking.ask(ctx, d.Volume.String(), e.Point)
-	return errors.Is(err, mount.ErrShutDown)
+	u, err := s.asking.ask(ctx, d.Volume.String(), e.Point)
+	// Stage has ext4 checked before it mounts it, so that what it counts came after that.
+	return errors.Is(err, mount.ErrShutDown) || err == nil && u.Errors > 0 && e.StopsOnError
 }
 
 // stoppedPatience is how long a file system may take to say that it has stopped.

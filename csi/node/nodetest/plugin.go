@@ -313,7 +313,7 @@ func (p *Plugin) Mount(f mount.FileSystem, point string) error {
 			if disk.Type != string(f.Type) {
 				return fmt.Errorf("%w: no %s", block.ErrPrecondition, f.Type)
 			}
-			return p.host.add(mount.Entry{Number: d.Number, Root: "/", Point: point, Type: disk.Type, Source: d.Path, ReadOnly: f.ReadOnly, SuperReadOnly: f.ReadOnly})
+			return p.host.add(mount.Entry{Number: d.Number, Root: "/", Point: point, Type: disk.Type, Source: d.Path, ReadOnly: f.ReadOnly, SuperReadOnly: f.ReadOnly, StopsOnError: disk.Type == string(mount.Ext4)})
 		})
 	})
 }
