@@ -92,9 +92,6 @@ func (c *conn) fill() error {
 func (c *conn) read(p []byte) (int, error) {
 	rd := &c.reader
 	rd.dst, rd.n, rd.err = p, 0, nil
-	if p == nil {
-		rd.ahead = true // until it finds nothing
-	}
 	err := c.link.in.pass(rd.readable)
 	if c.idle {
 		c.mu.Lock()
@@ -135,6 +132,9 @@ func (c *conn) readable(fd uintptr) bool {
 		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
 	}
 	progress := false
+	if rd.dst == nil {
+		rd.ahead = true // also after a sleep: one more look costs a single reply little, and lets many leave together
+	}
 	for {
 		n, errno := recv(fd, p[rd.n:min(len(p), rd.n+maxRecv)])
 		switch {
