@@ -17,7 +17,7 @@ FUZZTIME ?= 30s
 # The VM tier: a series of Debian cloud kernels or latest (default both), how many at the same time, a scenario by name
 # (default all), the longer rounds.
 KERNEL   ?= 6.1,latest
-PARALLEL ?= 2
+PARALLEL ?= 1
 SCENARIO ?=
 LONG     ?=
 # Rounds of the benchmark, and what else the harness is told (see `go run ./bench/harness -h`).
