@@ -26,6 +26,7 @@ func device3() []lab.Scenario {
 		{Name: "B050-block-size", Run: blockSize, Timeout: 3 * time.Minute},
 		{Name: "B027-sizes", Run: sizes, Timeout: 4 * time.Minute},
 		{Name: "B065-fifty-attaches", Run: fiftyAttaches, Timeout: 5 * time.Minute},
+		{Name: "fifty-volumes", Run: fiftyVolumes, Timeout: 6 * time.Minute},
 		{Name: "B047-twenty-volumes", Run: twentyVolumes, Timeout: 6 * time.Minute},
 		{Name: "B020-flush-survives", Run: flushSurvives, Alone: true},
 	}
@@ -423,6 +424,38 @@ func cycles(t *lab.T, p *lab.Plugin, v *lab.Volume) {
 		t.Errorf("the plugin grows")
 	}
 }
+
+// fiftyVolumes: the fiftieth device takes no longer than the first, all come and go at once, and the plugin stays small.
+func fiftyVolumes(t *lab.T) {
+	_, p := cell(t)
+	volumes := raws(t, p, 50, 16*mib)
+	took := make([]time.Duration, len(volumes))
+	for i, v := range volumes {
+		began := time.Now()
+		v.Stage()
+		took[i] = time.Since(began)
+	}
+	first, last := median(took[:10]), median(took[40:])
+	t.Figure("50 volumes one after the other: the first ten took %.3f s each, the last ten %.3f s", first.Seconds(), last.Seconds())
+	if last > 4*first { // the emulator's noise; flat would be 1
+		t.Errorf("attach time is not flat")
+	}
+	const most = 40 * mib
+	if rss := lab.RSS(p.Process().PID()); rss > most {
+		t.Errorf("the plugin has %d MiB resident with 50 volumes", rss>>20)
+	} else {
+		t.Figure("the plugin has %d MiB resident with 50 volumes", rss>>20)
+	}
+	together(t, "unstage", volumes, func(ctx context.Context, v *lab.Volume) error { return v.TryUnstage(ctx) })
+	began := time.Now()
+	together(t, "stage", volumes, func(ctx context.Context, v *lab.Volume) error { return t.Repeat(ctx, "stage of "+v.Name, v.TryStage) })
+	t.Figure("50 volumes at once: staged within %.2f s", time.Since(began).Seconds())
+	for _, v := range volumes {
+		v.Down()
+	}
+}
+
+func median(all []time.Duration) time.Duration { return slices.Sorted(slices.Values(all))[len(all)/2] }
 
 // twentyVolumes: a plugin that is killed, ended in order and replaced is not noticed under twenty volumes, and still
 // handles a server's failure afterwards (B047).
