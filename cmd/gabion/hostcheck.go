@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/gabion-storage/gabion/nbd/kernel"
 )
 
@@ -22,8 +24,9 @@ type hostCheck struct {
 	kernel kernel.Kernel
 	log    *slog.Logger
 
+	checks singleflight.Group
+
 	mu      sync.Mutex
-	pending chan struct{} // closed with the end of the question under way; nil: there is none
 	advised bool
 	last    error // what the last one that ended said
 }
@@ -31,7 +34,7 @@ type hostCheck struct {
 // ask begins a check, unless one is under way, and waits for its end, at most for
 // patience. What it returns is of the last check that ended; nil, if none has yet.
 func (c *hostCheck) ask(patience time.Duration) (ended bool, err error) {
-	pending := c.begin()
+	pending := c.checks.DoChan("", c.run)
 	t := time.NewTimer(patience)
 	defer t.Stop()
 	select {
@@ -44,17 +47,7 @@ func (c *hostCheck) ask(patience time.Duration) (ended bool, err error) {
 	return ended, c.last
 }
 
-func (c *hostCheck) begin() (pending <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pending == nil {
-		c.pending = make(chan struct{})
-		go c.run()
-	}
-	return c.pending
-}
-
-func (c *hostCheck) run() {
+func (c *hostCheck) run() (any, error) {
 	advice, err := c.kernel.Check()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,6 +58,5 @@ func (c *hostCheck) run() {
 		}
 	}
 	c.last = err
-	close(c.pending)
-	c.pending = nil
+	return nil, err
 }
