@@ -133,17 +133,24 @@ func TestReportedBeforeItWaits(t *testing.T) {
 	c.must(c.wait().Err)
 }
 
-// TestHungDiskHoldsUpItsRunsOnly: one of the volume's disks answers nothing.
-func TestHungDiskHoldsUpItsRunsOnly(t *testing.T) {
-	r := newRig(t, nil)
+// newTwoDiskRig is a rig of whose first two runs, which are written, the first is on r.disk and the second on other.
+func newTwoDiskRig(t *testing.T) (r *rig, other *memMember, c *client) {
+	r = newRig(t, nil)
 	g := r.m.cfg.Geometry
-	other := newMember(block.DiskID{UUID: id(2)}, g, 2*rigSize)
+	other = newMember(block.DiskID{UUID: id(2)}, g, 2*rigSize)
 	r.disks.members = append(r.disks.members, other)
 	r.meta.place = func(run block.RunIndex) []block.DiskID {
 		return []block.DiskID{r.disks.members[run%2].disk}
 	}
-	c := r.open("")
+	c = r.open("")
 	c.must(c.write(0, make([]byte, 2*g.RunSize())))
+	return r, other, c
+}
+
+// TestHungDiskHoldsUpItsRunsOnly: one of the volume's disks answers nothing.
+func TestHungDiskHoldsUpItsRunsOnly(t *testing.T) {
+	r, other, c := newTwoDiskRig(t)
+	g := r.m.cfg.Geometry
 	gate := make(chan struct{})
 	other.set(func() { other.gate = gate })
 	for i := range int64(200) {
@@ -163,15 +170,8 @@ func TestHungDiskHoldsUpItsRunsOnly(t *testing.T) {
 // TestHungDiskHoldsUpItsRunsOnlyInLine: one batch has requests for a disk that answers nothing, and its goroutine waits
 // for it in line. All for the other disk are answered, those that may wait as well as soon as the goroutine is replaced.
 func TestHungDiskHoldsUpItsRunsOnlyInLine(t *testing.T) {
-	r := newRig(t, nil)
+	r, other, c := newTwoDiskRig(t)
 	g := r.m.cfg.Geometry
-	other := newMember(block.DiskID{UUID: id(2)}, g, 2*rigSize)
-	r.disks.members = append(r.disks.members, other)
-	r.meta.place = func(run block.RunIndex) []block.DiskID {
-		return []block.DiskID{r.disks.members[run%2].disk}
-	}
-	c := r.open("")
-	c.must(c.write(0, make([]byte, 2*g.RunSize())))
 	gate := make(chan struct{})
 	r.disk.set(func() { r.disk.slow = true })
 	other.set(func() { other.gate = gate })

@@ -148,6 +148,16 @@ func (h *Host) device(id block.VolumeID) *device {
 	return nil
 }
 
+// numbered is the device that has a number, or nil.
+func (h *Host) numbered(n mount.Number) *device {
+	for _, d := range h.devices {
+		if d.Number == n && !d.gone {
+			return d
+		}
+	}
+	return nil
+}
+
 // free is the lowest number that neither a device nor the mount of one has.
 func (h *Host) free() uint32 {
 	for n := uint32(0); ; n++ {

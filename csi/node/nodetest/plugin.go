@@ -144,39 +144,30 @@ func (p *Plugin) Find(_ context.Context, id block.VolumeID) (node.Device, error)
 
 // Detach implements node.Attacher.
 func (p *Plugin) Detach(_ context.Context, id block.VolumeID) error {
-	return p.step("detach", func() error {
-		h := p.host
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		d := h.device(id)
-		if d == nil {
-			return nil
-		}
-		if h.held[id] || len(h.table.FileSystemOf(d.Number)) > 0 {
-			return fmt.Errorf("%w: %s", block.ErrInUse, d.Path)
-		}
-		h.remove(id)
-		return nil
-	})
+	return p.step("detach", func() error { return p.host.end(id, func(*device) {}) })
 }
 
 // Fail implements node.Attacher.
 func (p *Plugin) Fail(_ context.Context, id block.VolumeID, reason string) error {
 	return p.step("fail", func() error {
-		h := p.host
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		d := h.device(id)
-		if d == nil {
-			return nil
-		}
-		d.Condition = node.Condition{State: node.Failed, Message: reason}
-		if h.held[id] || len(h.table.FileSystemOf(d.Number)) > 0 {
-			return fmt.Errorf("%w: %s", block.ErrInUse, d.Path)
-		}
-		h.remove(id)
-		return nil
+		return p.host.end(id, func(d *device) { d.Condition = node.Condition{State: node.Failed, Message: reason} })
 	})
+}
+
+// end does something to a volume's device, if it has one, and removes it unless it is used.
+func (h *Host) end(id block.VolumeID, first func(*device)) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	d := h.device(id)
+	if d == nil {
+		return nil
+	}
+	first(d)
+	if h.held[id] || len(h.table.FileSystemOf(d.Number)) > 0 {
+		return fmt.Errorf("%w: %s", block.ErrInUse, d.Path)
+	}
+	h.remove(id)
+	return nil
 }
 
 // Resize implements node.Attacher.
@@ -351,10 +342,8 @@ func (p *Plugin) BindNode(source, target string, n mount.Number, readOnly bool) 
 
 // mark says that a user may have written from now on.
 func (h *Host) mark(n mount.Number, readOnly bool) {
-	for _, d := range h.devices {
-		if d.Number == n && !d.gone && !readOnly {
-			h.disk(d.Volume).Data = true
-		}
+	if d := h.numbered(n); d != nil && !readOnly {
+		h.disk(d.Volume).Data = true
 	}
 }
 
@@ -366,11 +355,11 @@ func (h *Host) waits(point string) bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	i := slices.IndexFunc(h.devices, func(d *device) bool { return d.Number == e.Number && !d.gone })
-	if i < 0 || h.devices[i].Condition.State == node.Failed {
+	d := h.numbered(e.Number)
+	if d == nil || d.Condition.State == node.Failed {
 		return false
 	}
-	h.devices[i].Condition.State = node.Waiting
+	d.Condition.State = node.Waiting
 	return true
 }
 
@@ -390,8 +379,8 @@ func (p *Plugin) Unmount(point string) error {
 		if h.busy[point] {
 			return fmt.Errorf("%w: %s is busy", block.ErrInUse, point)
 		}
-		if i := slices.IndexFunc(h.devices, func(d *device) bool { return d.Number == e.Number && !d.gone }); i >= 0 && len(h.table.FileSystemOf(e.Number)) == 1 {
-			h.disk(h.devices[i].Volume).Unmounted = h.devices[i].Condition.State
+		if d := h.numbered(e.Number); d != nil && len(h.table.FileSystemOf(e.Number)) == 1 {
+			h.disk(d.Volume).Unmounted = d.Condition.State
 		}
 		h.table = slices.DeleteFunc(h.table, func(o mount.Entry) bool { return o.ID == e.ID })
 		return nil
@@ -419,11 +408,9 @@ func (h *Host) ofPoint(point string) (*Disk, mount.Entry, error) {
 	if !ok {
 		return nil, e, fmt.Errorf("%w: %s", block.ErrNotFound, point)
 	}
-	for _, d := range h.devices {
-		if d.Number == e.Number && !d.gone {
-			disk := *h.disk(d.Volume)
-			return &disk, e, nil
-		}
+	if d := h.numbered(e.Number); d != nil {
+		disk := *h.disk(d.Volume)
+		return &disk, e, nil
 	}
 	return nil, e, fmt.Errorf("%w: the device of %s has gone", block.ErrIO, point)
 }
