@@ -125,7 +125,6 @@ func (c *conn) serve() {
 	default:
 		c.relink()
 		c.srv.running.Go(c.write)
-		c.reader.limit = chunkSize
 		c.readOn(nil)
 	}
 }

@@ -62,7 +62,7 @@ func TestGateLosesNoWake(t *testing.T) {
 		got, p := 0, make([]byte, 1)
 		err := lk.in.pass(func(fd uintptr) bool {
 			for got < 3 {
-				n, errno := recv(fd, p)
+				n, errno := read(fd, p)
 				if errno == unix.EAGAIN {
 					return false
 				}
@@ -83,7 +83,7 @@ func TestGateLosesNoWake(t *testing.T) {
 func TestGateDeadline(t *testing.T) {
 	lk, peer := linked(t)
 	var p [1]byte
-	take := func(fd uintptr) bool { n, _ := recv(fd, p[:]); return n == 1 }
+	take := func(fd uintptr) bool { n, _ := read(fd, p[:]); return n == 1 }
 	waiting := make(chan error)
 	go func() { waiting <- lk.in.pass(take) }()
 	_ = lk.SetReadDeadline(past())

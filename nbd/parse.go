@@ -50,7 +50,6 @@ func (c *conn) parse() error {
 	case h.Command == wire.CmdBlockStatus:
 		return c.askStatus(r, h)
 	default:
-		rd.limit = chunkSize
 		c.accept(r, h, opOf(h.Command))
 		if r.Op == block.OpRead {
 			rd.bytes += r.Length
@@ -96,10 +95,6 @@ func (c *conn) parseWrite(r *request, h wire.Request) error {
 		}
 	}
 	r.Op, r.taken, r.buf = block.OpWrite, weight, c.srv.pools.get(n)
-	rd.limit = chunkSize
-	if n >= largePayload {
-		rd.limit = shortFill
-	}
 	r.Data = r.buf.data[:n:n]
 	if err := c.readFull(r.Data); err != nil {
 		c.unused(r)

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/gabion-storage/gabion/nbd/wire"
 	"github.com/gabion-storage/gabion/server/block"
@@ -12,15 +14,11 @@ import (
 )
 
 const (
-	maxBatch      = 64        // requests per Submit
-	maxBatchBytes = chunkSize // of read data and payloads per Submit, so that the first reply need not wait for the last
-	maxSpare      = 64        // requests an idle connection keeps
-	// largePayload is from where a payload is read straight into its own buffer: then one read takes little more than
-	// the header, so that little is copied.
-	largePayload = 32 << 10
-	shortFill    = 4 << 10
-	maxRecv      = 256 << 10            // of one read, in which the thread can't be stopped for the garbage collector
-	maxDrain     = 2 * block.MaxPayload // the longest payload of a refused write that is read and thrown away
+	maxBatch      = 64                   // requests per Submit
+	maxBatchBytes = chunkSize            // of read data and payloads per Submit, so that the first reply need not wait for the last
+	maxSpare      = 64                   // requests an idle connection keeps
+	maxRecv       = 256 << 10            // of one read, in which the thread can't be stopped for the garbage collector
+	maxDrain      = 2 * block.MaxPayload // the longest payload of a refused write that is read and thrown away
 )
 
 var (
@@ -34,7 +32,6 @@ var (
 type reader struct {
 	in     *buffer // nil while the connection is idle
 	r, w   int     // in.data[r:w] is received and not parsed
-	limit  int     // bytes to ask for: shortFill after a large payload
 	readAt time.Duration
 	spare  []*request
 	batch  []*block.Request
@@ -42,8 +39,8 @@ type reader struct {
 
 	// Of one read, for readable, which is made once so that reads allocate nothing.
 	readable func(fd uintptr) bool
-	dst      []byte // of a payload, to be filled; nil: whatever comes goes into the read buffer
-	n        int
+	dst      []byte // what is missing of a payload; what comes behind it goes into the read buffer
+	pieces   [2]unix.Iovec
 	err      error
 	limited  bool // the read deadline is set
 	spin     spin
@@ -83,16 +80,17 @@ func (c *conn) fill() error {
 		rd.w = copy(rd.in.data, rd.in.data[rd.r:rd.w]) // less than a header
 		rd.r = 0
 	}
-	n, err := c.read(nil)
-	rd.w += n
-	return err
+	return c.read(nil)
 }
 
-// read waits for bytes. It fills p; if p is nil it reads what is there, and puts it behind what is in the read buffer.
-func (c *conn) read(p []byte) (int, error) {
+// read waits for bytes. It fills p, and takes along what is there behind it, for the read buffer: a client that sends
+// one large write after the other can then send while this one is done, instead of waiting for room in the socket. If
+// p is nil it waits until something is in the read buffer.
+func (c *conn) read(p []byte) error {
 	rd := &c.reader
-	rd.dst, rd.n, rd.err = p, 0, nil
+	rd.dst, rd.err = p, nil
 	err := c.link.in.pass(rd.readable)
+	rd.dst, rd.pieces = nil, [2]unix.Iovec{}
 	if c.idle {
 		c.mu.Lock()
 		c.idle = false
@@ -102,56 +100,49 @@ func (c *conn) read(p []byte) (int, error) {
 		c.readDeadline(time.Time{})
 	}
 	if why := c.why(); why != nil {
-		return 0, why
+		return why
 	}
 	if err == nil {
 		err = rd.err
 	}
 	if errors.Is(err, io.EOF) {
-		return 0, io.EOF
+		return io.EOF
 	}
 	if err != nil {
-		return 0, fmt.Errorf("nbd: read: %w", err)
+		return fmt.Errorf("nbd: read: %w", err)
 	}
 	if c.srv.stalled(c.born) {
-		return 0, errStalled
+		return errStalled
 	}
 	rd.readAt = c.srv.now()
-	return rd.n, nil
+	return nil
 }
 
 // readable reads until what read was asked for is there. False: wait until
 // the socket has something, with no memory held if nothing is under way.
 func (c *conn) readable(fd uintptr) bool {
 	rd := &c.reader
-	p := rd.dst
-	if p == nil {
-		if rd.in == nil {
-			rd.in = c.srv.pools.get(chunkSize)
-		}
-		p = rd.in.data[rd.w:max(rd.limit, rd.w+wire.RequestSize)]
+	if rd.in == nil {
+		rd.in = c.srv.pools.get(chunkSize)
 	}
-	progress := false
-	if rd.dst == nil {
-		rd.ahead = true // also after a sleep: one more look costs a single reply little, and lets many leave together
-	}
+	payload, progress := len(rd.dst) > 0, false
 	for {
-		n, errno := recv(fd, p[rd.n:min(len(p), rd.n+maxRecv)])
+		n, errno := rd.recv(fd)
 		switch {
 		case errno == unix.EINTR:
 			continue
 		case errno == unix.EAGAIN:
-			if rd.dst == nil {
+			if !payload {
 				rd.ahead = false
 			}
 			if rd.unsent {
 				c.flush()
 				continue
 			}
-			if rd.spin.more(c.srv.spinners, rd.dst != nil) {
+			if rd.spin.more(c.srv.spinners, payload) {
 				continue
 			}
-			if rd.dst == nil && rd.w == 0 {
+			if !payload && rd.w == 0 {
 				c.rest()
 			} else if progress || !rd.limited {
 				c.readDeadline(time.Now().Add(c.srv.cfg.StallTimeout))
@@ -161,17 +152,38 @@ func (c *conn) readable(fd uintptr) bool {
 			rd.err = errno
 		case n == 0:
 			rd.err = io.EOF
-		case rd.dst != nil && rd.n+n < len(rd.dst):
-			rd.n += n
-			progress = true
-			rd.spin.found(c.srv.spinners)
-			continue
-		default:
-			rd.n += n
 		}
 		rd.spin.found(c.srv.spinners)
-		return true
+		if rd.err != nil || rd.received(n) {
+			return true
+		}
+		progress = true
 	}
+}
+
+// recv reads once: into dst, then into the read buffer.
+func (rd *reader) recv(fd uintptr) (int, syscall.Errno) {
+	dst := rd.dst[:min(len(rd.dst), maxRecv)]
+	in := rd.in.data[rd.w:]
+	in = in[:min(len(in), maxRecv-len(dst))]
+	if len(dst) == 0 {
+		return read(fd, in)
+	}
+	rd.pieces[0].Base, rd.pieces[1].Base = unsafe.SliceData(dst), unsafe.SliceData(in)
+	rd.pieces[0].SetLen(len(dst))
+	rd.pieces[1].SetLen(len(in))
+	return readv(fd, rd.pieces[:])
+}
+
+// received takes note of n bytes and reports whether that is enough.
+func (rd *reader) received(n int) bool {
+	rest := min(n, len(rd.dst))
+	rd.dst = rd.dst[rest:]
+	rd.w += n - rest
+	if n > rest {
+		rd.ahead = true // also after a sleep: one more look costs a single reply little, and lets many leave together
+	}
+	return len(rd.dst) == 0
 }
 
 // readDeadline bounds how long the rest of a request may take; the zero time ends that.
@@ -207,8 +219,8 @@ func (c *conn) readFull(p []byte) error {
 	if n == len(p) {
 		return nil
 	}
-	_, err := c.read(p[n:])
-	return err
+	rd.r, rd.w = 0, 0
+	return c.read(p[n:])
 }
 
 // discard throws n bytes of payload away.

@@ -78,12 +78,18 @@ func isExhaustion(err error) bool {
 		errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
 
-// recv and writev are the two system calls of the request path, without the
+// read, readv and writev are the system calls of the request path, without the
 // wrapping of errors that comes with the library's. The sockets do not block,
 // so a call is a short copy, and the hand-shake with Go's scheduler, which
 // would free the processor for others meanwhile, is left out where it is.
-func recv(fd uintptr, p []byte) (int, syscall.Errno) {
+func read(fd uintptr, p []byte) (int, syscall.Errno) {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	return int(n), errno
+}
+
+// readv fills one piece after the other.
+func readv(fd uintptr, pieces []unix.Iovec) (int, syscall.Errno) {
+	n, _, errno := syscall.RawSyscall(syscall.SYS_READV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(pieces))), uintptr(len(pieces)))
 	return int(n), errno
 }
 
