@@ -86,17 +86,18 @@ func (d *draft) takeover(v *volume, c *metapb.Takeover) error {
 	if err := sortMembers(v, members); err != nil {
 		return err
 	}
-	old := v.members
+	old, leaves := v.members, false
 	v.members = members
 	for _, m := range old {
 		now := v.member(m.DiskId)
 		if now == nil {
 			return fmt.Errorf("%w: the takeover of volume %q leaves out member %s", block.ErrInvalid, v.Name, m.DiskId)
 		}
-		if m.State == metapb.Member_IN && now.State != metapb.Member_IN {
-			if err := d.checkInMembers(v); err != nil {
-				return err
-			}
+		leaves = leaves || m.State == metapb.Member_IN && now.State != metapb.Member_IN
+	}
+	if leaves {
+		if err := d.checkInMembers(v); err != nil {
+			return err
 		}
 	}
 	if !v.grant.Opened {
