@@ -122,6 +122,10 @@ func (c copiesOf) Member(_ context.Context, v primary.VolumeInfo, disk block.Dis
 	return member{cp}, nil
 }
 
+func (c copiesOf) CheckUnwritten(_ context.Context, id block.VolumeID) error {
+	return c.store.CheckUnwritten(id)
+}
+
 // member is a local copy in the primary's words.
 type member struct{ *replica.Copy }
 

@@ -251,6 +251,9 @@ func (m *Manager) grant(id block.VolumeID, o *opening) {
 	if err == nil {
 		mp, err = m.cfg.Metadata.Grant(ctx, id)
 	}
+	if err == nil && len(mp.Runs) == 0 {
+		err = m.cfg.Replicas.CheckUnwritten(ctx, id)
+	}
 	m.mu.Lock()
 	if err == nil && m.closed {
 		err = errStopping

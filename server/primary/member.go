@@ -74,4 +74,8 @@ type Replicas interface {
 	// Member returns the volume's copy on a disk, without making anything.
 	// ErrUnavailable: the disk is not there, or not usable, now.
 	Member(ctx context.Context, v VolumeInfo, disk block.DiskID) (Member, error)
+	// CheckUnwritten refuses, with ErrPrecondition, a volume of which something was
+	// written on one of these disks. It is asked about a volume without a
+	// committed run, which no Seal would look at.
+	CheckUnwritten(ctx context.Context, id block.VolumeID) error
 }

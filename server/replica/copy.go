@@ -61,7 +61,7 @@ func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []
 		return Sealed{}, c.wrap("seal", err)
 	}
 	if g >= img.Generation() { // else it is refused below, and nothing else matters
-		if err := c.compare(img, born); err != nil {
+		if err := compare(img, born); err != nil {
 			return Sealed{}, c.wrap("seal", err)
 		}
 	}
@@ -85,7 +85,7 @@ func (c *Copy) Seal(ctx context.Context, g block.Generation, size int64, born []
 // compare refuses a map of the volume that lacks runs which were written here:
 // it comes from a metadata service that was restored from before, and serving
 // by it would show zeros in place of data (H70).
-func (c *Copy) compare(img *image.Image, born []block.RunIndex) error {
+func compare(img *image.Image, born []block.RunIndex) error {
 	strangers, err := img.Strangers(born)
 	if err != nil || len(strangers) == 0 {
 		return err

@@ -228,6 +228,22 @@ func (s *Store) Copy(desc image.Description, id block.DiskID) (*Copy, error) {
 	return &Copy{store: s, seat: s.seats[k], disk: sl.disk, desc: desc}, nil
 }
 
+// CheckUnwritten refuses, with ErrPrecondition, a volume of which something was
+// written on a disk here: a metadata service that has no run of it was restored
+// from before (H70). A disk that is not usable now is not asked.
+func (s *Store) CheckUnwritten(id block.VolumeID) error {
+	for _, d := range s.online() {
+		img, err := d.Image(id)
+		if err == nil {
+			err = compare(img, nil)
+		}
+		if err != nil && !errors.Is(err, block.ErrNotFound) && !transient(err) {
+			return fmt.Errorf("volume %s on disk %s: %w", id, d.ID(), err)
+		}
+	}
+	return nil
+}
+
 // Reports describes all disks, in order of path.
 func (s *Store) Reports() []Report {
 	s.mu.Lock()

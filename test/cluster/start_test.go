@@ -335,6 +335,29 @@ func TestH70MetadataKnowsNothing(t *testing.T) {
 			t.Errorf("%d bytes became %d", before, after)
 		}
 	})
+	t.Run("backup from before the first write", func(t *testing.T) {
+		s := start(t)
+		u := volume(t, s, "v", "64MiB")
+		if err := s.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		system(t, "cp", "-a", data(s), data(s)+".backup")
+		ready(t, s)
+		if err := connect(t, s, u).writeFUA(0, block); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.Stop(), os.RemoveAll(data(s)), os.Rename(data(s)+".backup", data(s))); err != nil {
+			t.Fatal(err)
+		}
+		ready(t, s)
+		if r, err := open(s, u); err == nil {
+			p := make([]byte, 4096)
+			err = r.read(0, p)
+			t.Fatalf("served without its runs; a read brings %d, %v", p[0], err)
+		} else {
+			mentions(t, err.Error(), "older backup")
+		}
+	})
 	t.Run("another cluster's", func(t *testing.T) {
 		a, _ := prepared(t)
 		b, _ := prepared(t)
