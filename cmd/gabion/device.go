@@ -109,14 +109,14 @@ func (a *app) devicesOf(id block.VolumeID) (map[string]string, error) {
 	if k == nil {
 		k = kernel.NewLinux()
 	}
-	nodes, err := k.Nodes()
+	places, err := k.Places()
 	if err != nil {
 		return nil, err
 	}
 	paths := make(map[string]string)
-	for _, n := range nodes {
-		if i, ours := kernel.ParseBackend(n.Backend); ours && i.Volume == id {
-			paths[i.Attachment.String()] = fmt.Sprintf("/dev/nbd%d", n.Index)
+	for _, p := range places {
+		if i, ours := kernel.ParseBackend(p.Backend); ours && i.Volume == id {
+			paths[i.Attachment.String()] = fmt.Sprintf("/dev/nbd%d", p.Index)
 		}
 	}
 	return paths, nil

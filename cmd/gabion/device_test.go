@@ -182,7 +182,7 @@ func TestAttachDevice(t *testing.T) {
 			t.Errorf("exit %d, %q", code, errs)
 		}
 	}
-	if nodes, err := b.fake.Nodes(); err != nil || len(nodes) > 0 && nodes[0].Configured || b.attachments("v") != 0 {
+	if nodes, err := b.fake.Places(); err != nil || len(nodes) > 0 && nodes[0].Configured || b.attachments("v") != 0 {
 		t.Errorf("%v, %v, %d attachments", nodes, err, b.attachments("v"))
 	}
 }

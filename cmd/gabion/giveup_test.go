@@ -31,7 +31,7 @@ func TestDetachGiveUp(t *testing.T) {
 		t.Errorf("a request that waited: %v", err)
 	}
 	unmount()
-	if nodes, err := b.fake.Nodes(); err != nil || len(nodes) > 0 && nodes[0].Configured {
+	if nodes, err := b.fake.Places(); err != nil || len(nodes) > 0 && nodes[0].Configured {
 		t.Errorf("%v, %v", nodes, err)
 	}
 }

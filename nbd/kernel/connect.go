@@ -50,7 +50,7 @@ func (m *Manager) connect(ctx context.Context, r *record, readOnly bool) error {
 	if err := m.cfg.Kernel.Tune(r.Index); err != nil {
 		m.cfg.Log.Warn("a device keeps small requests", "volume_id", r.Volume, "device", r.path(), "err", err)
 	}
-	m.deaths.note(-1) // the watch sees that there is another
+	m.conditions.with(r.Backend(), func(k *memory) { k.phase, k.settled = r.Phase, true })
 	m.cfg.Log.Info("attached", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "size", r.Size)
 	return nil
 }
@@ -116,12 +116,12 @@ func (m *Manager) takeAt(ctx context.Context, r *record, s *session, flags uint1
 func (m *Manager) reserve(from int) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	nodes, err := m.cfg.Kernel.Nodes()
+	places, err := m.cfg.Kernel.Places()
 	if err != nil {
 		return 0, err
 	}
 	for index := from; ; index++ {
-		taken := slices.ContainsFunc(nodes, func(n Node) bool { return n.Index == index && (n.Configured || !m.blank[index]) })
+		taken := slices.ContainsFunc(places, func(p Place) bool { return p.Index == index && (p.Configured || !m.blank[index]) })
 		if taken || m.reserved[index] {
 			continue
 		}

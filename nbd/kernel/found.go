@@ -24,17 +24,17 @@ func (m *Manager) find(ctx context.Context, id block.VolumeID) ([]found, error) 
 	if err := m.settle(ctx, id); err != nil {
 		return nil, err
 	}
-	nodes, err := m.cfg.Kernel.Nodes()
+	places, err := m.cfg.Kernel.Places()
 	if err != nil {
 		return nil, err
 	}
 	var all []found
-	for _, n := range nodes {
-		i, ours := ParseBackend(n.Backend)
-		if !ours || !n.Configured || i.Volume != id {
+	for _, p := range places {
+		i, ours := ParseBackend(p.Backend)
+		if !ours || !p.Configured || i.Volume != id {
 			continue
 		}
-		d, err := m.recognise(ctx, n, i)
+		d, err := m.recognise(ctx, p, i)
 		if errors.Is(err, block.ErrNotFound) { // gone meanwhile
 			continue
 		}
@@ -74,8 +74,15 @@ func (m *Manager) probe(ctx context.Context, index int, backend string) error {
 
 // recognise joins a device with its record. Where that is not enough the kernel
 // is asked whether it is a zombie.
-func (m *Manager) recognise(ctx context.Context, n Node, i Identity) (found, error) {
+func (m *Manager) recognise(ctx context.Context, p Place, i Identity) (found, error) {
+	n, err := m.cfg.Kernel.Node(p.Index)
+	if err == nil && n.Place != p {
+		err = fmt.Errorf("%w: %s is another's now", block.ErrNotFound, devicePath(p.Index))
+	}
 	d := found{Node: n}
+	if err != nil {
+		return d, err
+	}
 	r, err := m.state.load(i)
 	if err != nil && !errors.Is(err, block.ErrCorrupt) {
 		return d, err

@@ -55,7 +55,7 @@ func TestB040KilledWhileAttaching(t *testing.T) {
 						if point == "kernel.connected" && r.one.Sessions() != 4 {
 							t.Errorf("%d connections: it was not taken as it was", r.one.Sessions())
 						}
-						if nodes, _ := r.f.Nodes(); len(nodes) != 1 || <-r.f.Start(d.Index) != nil {
+						if nodes, _ := r.f.Places(); len(nodes) != 1 || <-r.f.Start(d.Index) != nil {
 							t.Errorf("devices: %+v", nodes)
 						}
 					}
@@ -803,7 +803,7 @@ func TestAttachWaitsForConnect(t *testing.T) {
 		}
 		time.AfterFunc(time.Second, release)
 		d := r.attach(m, v)
-		if nodes, _ := r.f.Nodes(); len(nodes) != 1 {
+		if nodes, _ := r.f.Places(); len(nodes) != 1 {
 			t.Errorf("beside %s there are %+v", d.Path, nodes)
 		}
 		if err := <-r.f.Start(d.Index); err != nil {

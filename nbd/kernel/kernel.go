@@ -34,9 +34,9 @@ type Kernel interface {
 	// ctx ends or the words cannot be had.
 	Watch(ctx context.Context, dead func(index int)) error
 
-	// Nodes lists the nbd devices there are, used or not, by index.
-	Nodes() ([]Node, error)
-	// Node is one of them. ErrNotFound: there is none of this index, for sure;
+	// Places lists the nbd devices there are, used or not, by index. It is cheap, however many there are.
+	Places() ([]Place, error)
+	// Node is all about one of them. ErrNotFound: there is none of this index, for sure;
 	// one that cannot be read is ErrUnavailable.
 	Node(index int) (Node, error)
 	// InFlight counts the requests of a device that are not answered, 0 if there is no device. It is quick.
@@ -83,12 +83,17 @@ type Change struct {
 	DeadTimeout time.Duration
 }
 
+// Place says which nbd device has an index.
+type Place struct {
+	Index      int
+	Backend    string // empty if it has none
+	Configured bool   // connected, or a zombie: see Reconfigure
+}
+
 // Node is what sysfs shows of an nbd device.
 type Node struct {
-	Index        int
-	Backend      string // empty if it has none
-	Configured   bool   // connected, or a zombie: see Reconfigure
-	Size         int64  // bytes; stays while it is a zombie
+	Place
+	Size         int64 // bytes; stays while it is a zombie
 	BlockSize    int64
 	ReadOnly     bool
 	Major, Minor uint32

@@ -30,12 +30,12 @@ func TestMountsOf(t *testing.T) {
 		`broken`, ``,
 	}, "\n")
 	table = strings.ReplaceAll(table, `\\`, `\`)
-	got := mountsOf([]byte(table), Node{Index: 3, Major: 43, Minor: 3})
+	got := mountsOf([]byte(table), Node{Place: Place{Index: 3}, Major: 43, Minor: 3})
 	want := []string{"/var/lib/kubelet/x y", "/mnt", "/pods/raw", "/pods/stale"}
 	if !slices.Equal(got, want) {
 		t.Errorf("in use: %q, want %q", got, want)
 	}
-	if got := mountsOf([]byte(table), Node{Index: 3}); !slices.Equal(got, want[2:]) {
+	if got := mountsOf([]byte(table), Node{Place: Place{Index: 3}}); !slices.Equal(got, want[2:]) {
 		t.Errorf("a device that is gone: %q", got)
 	}
 }
@@ -72,7 +72,7 @@ func TestCheckBackends(t *testing.T) {
 }
 
 // sysfs as Linux lays it out; what is no nbd device is passed over.
-func TestNodes(t *testing.T) {
+func TestPlaces(t *testing.T) {
 	root := t.TempDir()
 	for name, content := range map[string]string{
 		"nbd2/dev": "43:64\n", "nbd2/pid": "711\n", "nbd2/backend": "gabion/x\n", "nbd2/size": "2048\n", "nbd2/ro": "1\n",
@@ -89,18 +89,22 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	l := &Linux{sys: root, proc: "/proc"}
-	got, err := l.Nodes()
-	want := []Node{
-		{Index: 2, Backend: "gabion/x", Configured: true, Size: 1 << 20, BlockSize: 4096, ReadOnly: true, Major: 43, Minor: 64, InFlight: 5, Queues: 2},
-		{Index: 10, Major: 43, Minor: 320},
+	used := Place{Index: 2, Backend: "gabion/x", Configured: true}
+	if got, err := l.Places(); err != nil || !slices.Equal(got, []Place{used, {Index: 3}, {Index: 10}}) {
+		t.Errorf("Places: %+v, %v", got, err)
 	}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("Nodes: %+v, %v", got, err)
+	for index, want := range map[int]Node{
+		2:  {Place: used, Size: 1 << 20, BlockSize: 4096, ReadOnly: true, Major: 43, Minor: 64, InFlight: 5, Queues: 2},
+		10: {Place: Place{Index: 10}, Major: 43, Minor: 320},
+	} {
+		if got, err := l.Node(index); err != nil || got != want {
+			t.Errorf("Node: %+v, %v", got, err)
+		}
 	}
 	if _, err := l.Node(3); !errors.Is(err, block.ErrNotFound) {
 		t.Errorf("a device that is going: %v", err)
 	}
-	if _, err := (&Linux{sys: filepath.Join(root, "absent")}).Nodes(); !errors.Is(err, block.ErrUnavailable) {
+	if _, err := (&Linux{sys: filepath.Join(root, "absent")}).Places(); !errors.Is(err, block.ErrUnavailable) {
 		t.Errorf("without sysfs: %v", err)
 	}
 	if l.InFlight(2) != 5 || l.InFlight(99) != 0 {
@@ -139,8 +143,9 @@ func TestNodeCannotBeRead(t *testing.T) {
 		if n, err := l.Node(0); !errors.Is(err, block.ErrUnavailable) {
 			t.Errorf("Node, %s: %+v, %v", file, n, err)
 		}
-		if nodes, err := l.Nodes(); !errors.Is(err, block.ErrUnavailable) {
-			t.Errorf("Nodes, %s: %+v, %v", file, nodes, err)
+		_, listed := l.Places()
+		if decides := file == "backend" || file == "pid"; decides != errors.Is(listed, block.ErrUnavailable) {
+			t.Errorf("Places, %s: %v", file, listed)
 		}
 		if u, err := l.Users(0); !errors.Is(err, block.ErrUnavailable) {
 			t.Errorf("Users, %s: %+v, %v", file, u, err)

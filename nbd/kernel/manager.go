@@ -284,13 +284,13 @@ func (m *Manager) device(index int) (Device, error) {
 
 // Devices lists all devices of Gabion's on this machine, by index.
 func (m *Manager) Devices() ([]Device, error) {
-	nodes, err := m.cfg.Kernel.Nodes()
+	places, err := m.cfg.Kernel.Places()
 	if err != nil {
 		return nil, err
 	}
 	var all []Device
-	for _, n := range nodes {
-		d, err := m.device(n.Index)
+	for _, p := range places {
+		d, err := m.device(p.Index)
 		if errors.Is(err, block.ErrNotFound) {
 			continue
 		}
@@ -356,17 +356,17 @@ func (m *Manager) endAll(ctx context.Context, id block.VolumeID, end func(contex
 // forgetGone removes records of which there is no device, as find has left them. The
 // volume's turn is held.
 func (m *Manager) forgetGone(id block.VolumeID) error {
-	kept, err := m.state.list()
+	kept, err := m.state.list(id.String())
 	if err != nil {
 		return err
 	}
-	nodes, err := m.cfg.Kernel.Nodes()
+	places, err := m.cfg.Kernel.Places()
 	if err != nil {
 		return err
 	}
 	for _, i := range kept {
-		there := slices.ContainsFunc(nodes, func(n Node) bool { return n.Configured && n.Backend == i.Backend() })
-		if i.Volume != id || there {
+		there := slices.ContainsFunc(places, func(p Place) bool { return p.Configured && p.Backend == i.Backend() })
+		if there {
 			continue
 		}
 		if r, err := m.state.load(i); err == nil && r != nil && r.Phase == phaseConnecting {

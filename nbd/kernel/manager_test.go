@@ -259,7 +259,7 @@ func TestB039NewDeviceIsOpenForAMoment(t *testing.T) {
 			t.Errorf("took %s", d.Path)
 		}
 		r.detach(m, v)
-		if nodes, err := r.f.Nodes(); err != nil || len(nodes) > 0 {
+		if nodes, err := r.f.Places(); err != nil || len(nodes) > 0 {
 			t.Errorf("left: %v, %v", nodes, err)
 		}
 	})
@@ -363,7 +363,7 @@ func TestB037AttachAndDetachAtOnce(t *testing.T) {
 		var passers, wg sync.WaitGroup
 		passers.Go(func() {
 			for ctx.Err() == nil {
-				nodes, _ := r.f.Nodes()
+				nodes, _ := r.f.Places()
 				for _, n := range nodes {
 					leave := r.f.Open(n.Index, "process 7 (udevd)")
 					time.Sleep(3 * time.Millisecond)

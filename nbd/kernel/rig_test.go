@@ -140,7 +140,7 @@ func (r *rig) detach(m *kernel.Manager, v *kerneltest.Volume) {
 func (r *rig) noResidue() {
 	r.t.Helper()
 	time.Sleep(time.Second)
-	if nodes, _ := r.f.Nodes(); len(nodes) > 0 {
+	if nodes, _ := r.f.Places(); len(nodes) > 0 {
 		r.t.Errorf("devices are left: %+v", nodes)
 	}
 	if n := r.f.Established(); n > 0 {

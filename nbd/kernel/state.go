@@ -132,15 +132,12 @@ func (s state) remove(i Identity) error {
 
 // of returns a volume's records. One that is not readable says nothing.
 func (s state) of(id block.VolumeID) ([]*record, error) {
-	kept, err := s.list()
+	kept, err := s.list(id.String())
 	if err != nil {
 		return nil, err
 	}
 	var all []*record
 	for _, i := range kept {
-		if i.Volume != id {
-			continue
-		}
 		if r, err := s.load(i); err == nil && r != nil {
 			all = append(all, r)
 		}
@@ -148,14 +145,17 @@ func (s state) of(id block.VolumeID) ([]*record, error) {
 	return all, nil
 }
 
-// list returns the identities of which there is a record.
-func (s state) list() ([]Identity, error) {
+// list returns the identities of which there is a record and whose text begins with prefix.
+func (s state) list(prefix string) ([]Identity, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	var found []Identity
 	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
 		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
 		if i, ours := ParseBackend(backendPrefix + strings.ReplaceAll(name, "_", "/")); ok && ours {
 			found = append(found, i)

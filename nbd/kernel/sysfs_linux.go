@@ -19,29 +19,35 @@ const (
 	devicePrefix = "nbd"
 )
 
-// Nodes implements Kernel.
-func (l *Linux) Nodes() ([]Node, error) {
+// Places implements Kernel.
+func (l *Linux) Places() ([]Place, error) {
 	entries, err := os.ReadDir(filepath.Join(l.sys, "block"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: listing devices: %w", block.ErrUnavailable, err)
 	}
-	var nodes []Node
+	var all []Place
 	for _, e := range entries {
 		index, ok := deviceIndex(e.Name())
 		if !ok {
 			continue
 		}
-		n, err := l.Node(index)
-		if errors.Is(err, block.ErrNotFound) { // gone meanwhile
-			continue
+		d := l.device(index)
+		p := d.place(index)
+		if d.err != nil {
+			return nil, d.unreadable(index)
 		}
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, n)
+		all = append(all, p)
 	}
-	slices.SortFunc(nodes, func(a, b Node) int { return a.Index - b.Index })
-	return nodes, nil
+	slices.SortFunc(all, func(a, b Place) int { return a.Index - b.Index })
+	return all, nil
+}
+
+func (d *sysDir) place(index int) Place {
+	return Place{Index: index, Configured: d.has("pid"), Backend: d.text("backend")}
+}
+
+func (d *sysDir) unreadable(index int) error {
+	return fmt.Errorf("%w: nbd%d: %w", block.ErrUnavailable, index, d.err)
 }
 
 // deviceIndex is N of nbdN.
@@ -57,12 +63,12 @@ func (l *Linux) Node(index int) (Node, error) {
 	d := l.device(index)
 	numbers := d.text("dev")
 	n := Node{
-		Index: index, Configured: d.has("pid"), Backend: d.text("backend"),
-		Size: d.number("size") * sectorSize, BlockSize: d.number("queue/logical_block_size"), ReadOnly: d.number("ro") == 1,
+		Place: d.place(index),
+		Size:  d.number("size") * sectorSize, BlockSize: d.number("queue/logical_block_size"), ReadOnly: d.number("ro") == 1,
 		Queues: len(d.list("mq")), InFlight: d.inFlight(),
 	}
 	if d.err != nil {
-		return Node{}, fmt.Errorf("%w: nbd%d: %w", block.ErrUnavailable, index, d.err)
+		return Node{}, d.unreadable(index)
 	}
 	if numbers == "" {
 		return Node{}, fmt.Errorf("%w: nbd%d", block.ErrNotFound, index)

@@ -20,7 +20,7 @@ import (
 func (l *Linux) Users(index int) (Users, error) {
 	n, err := l.Node(index)
 	if errors.Is(err, block.ErrNotFound) {
-		n = Node{Index: index} // its device node may still be bound somewhere
+		n.Index = index // its device node may still be bound somewhere
 	} else if err != nil {
 		return Users{}, err
 	}

@@ -104,26 +104,26 @@ type watch struct {
 
 // scan starts a keeper for each volume that needs one.
 func (w *watch) scan(ctx context.Context) error {
-	nodes, err := w.m.cfg.Kernel.Nodes()
+	places, err := w.m.cfg.Kernel.Places()
 	if err != nil {
 		return err
 	}
 	there := make(map[string]bool)
 	var well []*record
-	for _, n := range nodes {
-		i, ours := ParseBackend(n.Backend)
-		if !ours || !n.Configured {
+	for _, p := range places {
+		i, ours := ParseBackend(p.Backend)
+		if !ours || !p.Configured {
 			continue
 		}
-		there[n.Backend] = true
+		there[p.Backend] = true
 		r, err := w.m.state.load(i)
 		if err != nil && !errors.Is(err, block.ErrCorrupt) {
 			return err
 		}
-		if w.needed(n, r) {
+		if w.needed(p, r) {
 			w.keep(ctx, i.Volume)
 		}
-		if r != nil && r.Phase == phaseConnected && r.Index == n.Index {
+		if r != nil && r.Phase == phaseConnected && r.Index == p.Index {
 			well = append(well, r)
 		}
 	}
@@ -131,7 +131,7 @@ func (w *watch) scan(ctx context.Context) error {
 	w.well = well
 	w.mu.Unlock()
 	w.m.conditions.prune(there)
-	kept, err := w.m.state.list()
+	kept, err := w.m.state.list("")
 	if err != nil {
 		return err
 	}
@@ -144,12 +144,12 @@ func (w *watch) scan(ctx context.Context) error {
 }
 
 // needed reports whether there is something to do about a device.
-func (w *watch) needed(n Node, r *record) (yes bool) {
+func (w *watch) needed(p Place, r *record) (yes bool) {
 	var at phase // none without a record
 	if r != nil {
 		at = r.Phase
 	}
-	w.m.conditions.with(n.Backend, func(k *memory) {
+	w.m.conditions.with(p.Backend, func(k *memory) {
 		if k.phase != at { // perhaps by another process, which may be no more, or the record is lost
 			k.phase, k.settled = at, false
 		}
@@ -159,7 +159,7 @@ func (w *watch) needed(n Node, r *record) (yes bool) {
 		}
 		yes = now.After(k.nextLook) || !k.settled
 	})
-	if yes || r == nil || r.Index != n.Index || r.Phase == phaseEnding {
+	if yes || r == nil || r.Index != p.Index || r.Phase == phaseEnding {
 		return yes
 	}
 	return r.Hasty || r.Phase != phaseConnected || !w.m.alive(r)

@@ -364,15 +364,15 @@ func (f *Fake) die(d *device, p *slot) {
 	f.change()
 }
 
-// Nodes implements kernel.Kernel.
-func (f *Fake) Nodes() ([]kernel.Node, error) {
+// Places implements kernel.Kernel.
+func (f *Fake) Places() ([]kernel.Place, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var nodes []kernel.Node
+	var all []kernel.Place
 	for _, index := range slices.Sorted(maps.Keys(f.devices)) {
-		nodes = append(nodes, f.devices[index].node())
+		all = append(all, f.devices[index].node().Place)
 	}
-	return nodes, nil
+	return all, nil
 }
 
 // Node implements kernel.Kernel.
@@ -397,7 +397,8 @@ func (f *Fake) InFlight(index int) int {
 
 func (d *device) node() kernel.Node {
 	return kernel.Node{
-		Index: d.Index, Backend: d.Backend, Configured: !d.blank, Size: d.Size, BlockSize: d.BlockSize,
+		Place: kernel.Place{Index: d.Index, Backend: d.Backend, Configured: !d.blank},
+		Size:  d.Size, BlockSize: d.BlockSize,
 		ReadOnly: d.Flags&wire.TransReadOnly != 0, Major: nbdMajor, Minor: uint32(d.Index),
 		InFlight: d.inflight, Queues: len(d.slots),
 	}
