@@ -23,9 +23,10 @@ type memory struct {
 	phase    phase     // of its record, at the last scan
 
 	session  block.SessionNumber
-	received uint64    // by all sockets, when it was last looked at
+	taken    uint64    // from all sockets, when they were last looked at
 	progress time.Time // when that last changed, or nothing was in flight
-	silent   bool      // too long ago
+	hearing  hearing
+	silent   bool // too long ago, or the driver is deaf
 }
 
 // with lets f change what is known of a device. f must not block.

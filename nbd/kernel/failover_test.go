@@ -618,3 +618,31 @@ func TestResizeMeetsSilence(t *testing.T) {
 		r.detach(m, v)
 	})
 }
+
+// A driver that receives from the first of its sockets only is given others at once: at an attach, before anybody uses
+// the device, and after a move.
+func TestDeafDriver(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		r.f.Deaf = 1
+		d := r.attach(m, v)
+		l := r.load(d.Index)
+		time.Sleep(time.Minute)
+		l.end(t, 100*time.Millisecond)
+
+		r.f.Deaf = 1
+		l = r.load(d.Index)
+		r.one.Kill()
+		time.Sleep(time.Second)
+		r.one.Serve()
+		time.Sleep(2*timer + slack)
+		l.end(t, 2*timer+slack) // what was sent to a socket waits for its timer, on the deaf one too
+		l = r.load(d.Index)
+		time.Sleep(time.Minute)
+		l.end(t, 100*time.Millisecond)
+		r.detach(m, v)
+		r.noResidue()
+	})
+}

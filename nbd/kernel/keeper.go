@@ -123,9 +123,9 @@ func (k *keeper) mind(ctx context.Context, d found) error {
 
 // silent reports whether the watch has found so, and it is so still.
 func (k *keeper) silent(r *record) (yes bool) {
-	received := k.w.m.received(r)
+	sockets := k.w.m.sockets(r)
 	k.w.m.conditions.with(r.Backend(), func(c *memory) {
-		yes, c.silent = c.silent && received == c.received, false
+		yes, c.silent = c.silent && (taken(sockets) == c.taken || c.hearing.deaf(sockets)), false
 	})
 	return yes && k.w.m.cfg.Kernel.InFlight(r.Index) > 0
 }

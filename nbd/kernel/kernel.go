@@ -48,9 +48,9 @@ type Kernel interface {
 	Claim(ctx context.Context, index int) (release func(), err error)
 	// Tune raises the queue limits of a device that was just connected. It is not essential.
 	Tune(index int) error
-	// Poke asks a device for a page of [0, size) that is not cached, so that it
-	// sends a request, and returns when the page is there or ctx ends. A page that
-	// its server cannot read is never there.
+	// Poke asks a device for pages of [0, size) that are not cached, one from each
+	// of its queues, so that each of its sockets carries a request, and returns when
+	// they are there or ctx ends. A page that its server cannot read is never there.
 	Poke(ctx context.Context, index int, size int64) error
 
 	// Socket tells how a socket is. ErrNotFound: it is no more.
@@ -134,7 +134,8 @@ type SocketID struct {
 // SocketInfo is how a socket is.
 type SocketInfo struct {
 	Established bool
-	Received    uint64 // bytes since it was opened
+	Taken       uint64 // bytes that were received since it was opened, and taken by whoever has it
+	Untaken     uint32 // bytes that were received and wait to be taken
 	Unsent      uint32 // bytes that wait in its send buffer, sent and not acknowledged ones included
 }
 

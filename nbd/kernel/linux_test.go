@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -243,13 +244,16 @@ func TestSocketIsFoundAndEnded(t *testing.T) {
 		if _, err := peer.Write(make([]byte, 100)); err != nil {
 			t.Fatal(err)
 		}
-		got := make([]byte, 100)
-		if _, err := conn.Read(got); err != nil {
+		got := make([]byte, 60)
+		if _, err := io.ReadFull(conn, got); err != nil {
 			t.Fatal(err)
 		}
 		info, err := l.Socket(s.ID())
-		if err != nil || !info.Established || info.Received != 100 || info.Unsent != 0 {
+		if err != nil || !info.Established || info.Taken != 60 || info.Untaken != 40 || info.Unsent != 0 {
 			t.Fatalf("Socket(%v): %+v, %v", s.ID(), info, err)
+		}
+		if _, err := io.ReadFull(conn, got[:40]); err != nil {
+			t.Fatal(err)
 		}
 		other := s.ID()
 		other.Cookie++

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -31,7 +34,7 @@ func (l *Linux) Poke(ctx context.Context, index int, size int64) error {
 	done := make(chan error, 1)
 	go func() {
 		defer unix.Close(fd)
-		done <- poke(ctx, fd, size)
+		done <- l.poke(ctx, fd, index, size)
 	}()
 	select {
 	case err = <-done:
@@ -44,18 +47,31 @@ func (l *Linux) Poke(ctx context.Context, index int, size int64) error {
 	return nil
 }
 
-func poke(ctx context.Context, fd int, size int64) error {
-	off, err := askPage(fd, size)
-	if err != nil {
-		return err
+// poke asks for a page from each queue, and then waits for all of them.
+func (l *Linux) poke(ctx context.Context, fd, index int, size int64) error {
+	var pages []int64
+	var failure error
+	for _, cpus := range l.queues(index) {
+		var off int64
+		var err error
+		onCPUs(cpus, func() { off, err = askPage(fd, size) })
+		if err != nil {
+			failure = err
+			continue
+		}
+		pages = append(pages, off)
+	}
+	if len(pages) == 0 {
+		return failure
 	}
 	t := time.NewTicker(pokeLook)
 	defer t.Stop()
-	for {
-		switch err := cached(fd, off); {
+	for len(pages) > 0 {
+		switch err := cached(fd, pages[0]); {
 		case err == nil:
-			_ = unix.Fadvise(fd, off, pokeSize, unix.FADV_DONTNEED) // leave the cache as it was
-			return nil
+			_ = unix.Fadvise(fd, pages[0], pokeSize, unix.FADV_DONTNEED) // leave the cache as it was
+			pages = pages[1:]
+			continue
 		case !errors.Is(err, unix.EAGAIN):
 			return err
 		}
@@ -65,6 +81,36 @@ func poke(ctx context.Context, fd int, size int64) error {
 			return ctx.Err()
 		}
 	}
+	return nil
+}
+
+// queues are the CPUs of each of a device's hardware queues; an empty set stands for any.
+func (l *Linux) queues(index int) (all []unix.CPUSet) {
+	d := l.device(index)
+	for _, q := range d.list("mq") {
+		var cpus unix.CPUSet
+		for _, c := range strings.Split(d.text("mq/"+q+"/cpu_list"), ",") {
+			if n, err := strconv.Atoi(strings.TrimSpace(c)); err == nil {
+				cpus.Set(n)
+			}
+		}
+		all = append(all, cpus)
+	}
+	if len(all) == 0 {
+		all = append(all, unix.CPUSet{})
+	}
+	return all
+}
+
+// onCPUs runs f on one of the CPUs, if this process may; else wherever it is.
+func onCPUs(cpus unix.CPUSet, f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before unix.CPUSet
+	if cpus.Count() > 0 && unix.SchedGetaffinity(0, &before) == nil && unix.SchedSetaffinity(0, &cpus) == nil {
+		defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+	}
+	f()
 }
 
 // askPage has a page read that was not in the cache, and returns its offset.

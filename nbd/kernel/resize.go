@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -10,8 +9,6 @@ import (
 )
 
 const (
-	answerTime = time.Second // for a request that is sent now, on a device that is well
-	answerLook = 20 * time.Millisecond
 
 	// hastyDeadTimeout is how long the driver waits for new sockets should the server end during a size change:
 	// nobody can hand it any then, and all devices of the machine wait with it.
@@ -66,49 +63,4 @@ func (m *Manager) change(ctx context.Context, r *record, c Change) error {
 	return m.calls.do(ctx, call{
 		name: "changing " + r.path(), do: func() error { return m.cfg.Kernel.Reconfigure(r.Index, r.Backend(), c) },
 	})
-}
-
-// answers returns nil if the device's server answers requests: one that is in
-// flight, or else, if ask is set, one that is made for it.
-func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	before := m.received(r)
-	for {
-		n, err := m.cfg.Kernel.Node(r.Index)
-		if err != nil {
-			return err
-		}
-		switch {
-		case m.received(r) > before:
-			return nil
-		case !m.alive(r):
-			return fmt.Errorf("%w: the connections of %s have ended", block.ErrUnavailable, r.path())
-		case n.InFlight == 0 && !ask:
-			return nil
-		case n.InFlight == 0:
-			err := m.cfg.Kernel.Poke(ctx, r.Index, n.Size)
-			if errors.Is(err, block.ErrUnsupported) || m.received(r) > before {
-				return nil // an error is an answer, too: that a page cannot be read is for who reads it
-			}
-			return err
-		}
-		if m.conditions.silent(r) || pause(ctx, answerLook) != nil {
-			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)
-		}
-	}
-}
-
-// errSilent: requests are in flight, and the connections are alive.
-var errSilent = fmt.Errorf("%w: silent", block.ErrUnavailable)
-
-// received counts the bytes that servers have sent to the device's sockets.
-func (m *Manager) received(r *record) uint64 {
-	var sum uint64
-	for _, id := range r.Sockets {
-		if i, err := m.cfg.Kernel.Socket(id); err == nil {
-			sum += i.Received
-		}
-	}
-	return sum
 }

@@ -114,6 +114,7 @@ func diagRequest(id SocketID) []byte {
 func diagReply(p []byte) (SocketInfo, error) {
 	info := SocketInfo{
 		Established: p[1] == tcpEstablished,
+		Untaken:     binary.NativeEndian.Uint32(p[4+diagIDSize+4:]),
 		Unsent:      binary.NativeEndian.Uint32(p[4+diagIDSize+8:]),
 	}
 	d, err := netlink.NewAttributeDecoder(p[diagReplySize:])
@@ -123,7 +124,7 @@ func diagReply(p []byte) (SocketInfo, error) {
 	for d.Next() {
 		const received = unsafe.Offsetof(unix.TCPInfo{}.Bytes_received)
 		if b := d.Bytes(); d.Type() == diagInfo && len(b) >= int(received)+8 {
-			info.Received = binary.NativeEndian.Uint64(b[received:])
+			info.Taken = binary.NativeEndian.Uint64(b[received:]) - uint64(info.Untaken)
 		}
 	}
 	return info, nil

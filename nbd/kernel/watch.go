@@ -66,26 +66,28 @@ func (w *watch) feel(ctx context.Context) {
 	}
 }
 
-// silent reports whether requests have waited for three quarters of T, and none was answered.
+// silent reports whether requests have waited for three quarters of T, and none
+// was answered, or answers lie in a socket that the driver does not take.
 func (w *watch) silent(r *record) (yes bool) {
 	waiting := w.m.cfg.Kernel.InFlight(r.Index) > 0
-	received := uint64(0)
+	var sockets []SocketInfo
 	if waiting {
-		received = w.m.received(r)
+		sockets = w.m.sockets(r)
 	}
+	sum := taken(sockets)
 	w.m.conditions.with(r.Backend(), func(k *memory) {
 		now := time.Now()
 		if k.session != 0 && k.session != r.Session { // another process has moved it
 			k.progress = now.Add(r.Timeout)
 		}
 		k.session = r.Session
-		if !waiting || received != k.received || k.progress.IsZero() {
-			k.received = received
+		if !waiting || sum != k.taken || k.progress.IsZero() {
+			k.taken = sum
 			if now.After(k.progress) {
 				k.progress = now
 			}
 		}
-		yes = now.Sub(k.progress) >= r.Timeout*3/4
+		yes = now.Sub(k.progress) >= r.Timeout*3/4 || k.hearing.deaf(sockets)
 		k.silent = k.silent || yes
 	})
 	return yes

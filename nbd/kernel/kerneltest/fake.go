@@ -31,6 +31,9 @@ type Fake struct {
 	// Curious is a device manager that has a new device's node open just when it is to be connected,
 	// so many times; it lets go in a moment.
 	Curious int
+	// Deaf is a driver that receives, so many times when it is given sockets, from the first of them only, as
+	// it does up to Linux 6.18 where threads are made slowly.
+	Deaf int
 	// OpenHangs is a machine on which opening a device does not end, as it does when partitions are looked for.
 	OpenHangs bool
 	// NoBackend is a kernel that is older than backend identifiers.
@@ -183,6 +186,7 @@ func (f *Fake) Connect(c kernel.Connect) error {
 		return fmt.Errorf("%w: EINVAL", block.ErrInUse)
 	}
 	d := &device{Connect: c}
+	f.deafen(c.Sockets)
 	for _, k := range c.Sockets {
 		s := k.(*socket)
 		s.refs++
@@ -215,6 +219,7 @@ func (f *Fake) Reconfigure(index int, backend string, c kernel.Change) error {
 	if c.Size > 0 {
 		f.resize(d, c.Size)
 	}
+	f.deafen(c.Sockets)
 	for _, k := range c.Sockets {
 		s := k.(*socket)
 		i := slices.IndexFunc(d.slots, func(p *slot) bool { return p.dead })
@@ -231,6 +236,17 @@ func (f *Fake) Reconfigure(index int, backend string, c kernel.Change) error {
 	}
 	f.change()
 	return nil
+}
+
+// deafen makes the driver deaf to sockets that it is given, if it is to be. f.mu is held.
+func (f *Fake) deafen(sockets []kernel.Socket) {
+	if f.Deaf == 0 || len(sockets) < 2 {
+		return
+	}
+	f.Deaf--
+	for _, k := range sockets[1:] {
+		k.(*socket).deaf = true
+	}
 }
 
 // resize waits until nothing is in flight, with the netlink lock held. f.mu is held, but not meanwhile.

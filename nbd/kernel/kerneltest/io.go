@@ -27,18 +27,28 @@ func (f *Fake) Start(index int) <-chan error {
 
 // Poke implements kernel.Kernel. A page that cannot be read is never there, and nobody says so.
 func (f *Fake) Poke(ctx context.Context, index int, _ int64) error {
-	done := f.Start(index)
-	for {
-		select {
-		case err := <-done:
-			if err == nil {
-				return nil
-			}
-			done = nil
-		case <-ctx.Done():
-			return fmt.Errorf("%w: nbd%d does not answer: %w", block.ErrUnavailable, index, ctx.Err())
-		}
+	f.mu.Lock()
+	requests := 1
+	if d := f.devices[index]; d != nil {
+		requests = max(1, len(d.slots)) // their turns go round
 	}
+	f.mu.Unlock()
+	var answers []<-chan error
+	for range requests {
+		answers = append(answers, f.Start(index))
+	}
+	for _, answer := range answers {
+		select {
+		case err := <-answer:
+			if err == nil {
+				continue
+			}
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
+		return fmt.Errorf("%w: nbd%d does not answer: %w", block.ErrUnavailable, index, ctx.Err())
+	}
+	return nil
 }
 
 // request is a request's whole life.
@@ -104,8 +114,11 @@ func (f *Fake) send(d *device, p *slot) (answered bool, err error) {
 	defer t.Stop()
 	begin := time.Now()
 	for !d.disconnected && !f.closed {
-		if s.established && s.server.state == serving && !s.volume.parked {
-			s.received += 16
+		answered := s.established && s.server.state == serving && !s.volume.parked
+		if answered && s.deaf {
+			s.untaken = 16
+		} else if answered {
+			s.taken += 16
 			s.server.requests++
 			if s.volume.broken {
 				err = fmt.Errorf("%w: nbd%d", block.ErrIO, d.Index)

@@ -26,7 +26,9 @@ type socket struct {
 	session     block.SessionNumber
 	established bool
 	refs        int
-	received    uint64
+	taken       uint64
+	untaken     uint32
+	deaf        bool // the driver does not receive from it
 	device      *device
 }
 
@@ -80,7 +82,7 @@ func (f *Fake) Socket(id kernel.SocketID) (kernel.SocketInfo, error) {
 	if s == nil || s.id != id {
 		return kernel.SocketInfo{}, fmt.Errorf("%w: socket", block.ErrNotFound)
 	}
-	return kernel.SocketInfo{Established: true, Received: s.received, Unsent: s.unsent()}, nil
+	return kernel.SocketInfo{Established: true, Taken: s.taken, Untaken: s.untaken, Unsent: s.unsent()}, nil
 }
 
 // Destroy implements kernel.Kernel.

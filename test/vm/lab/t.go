@@ -313,6 +313,7 @@ func (t *T) blocked() {
 	for _, task := range blockedTasks() {
 		t.Logf("blocked: %s", task)
 	}
+	t.unanswered()
 }
 
 func blockedTasks() []string {
