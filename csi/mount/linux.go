@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -226,8 +227,20 @@ func (l *Linux) Unmount(point string) error {
 	return err
 }
 
+// What is busy for a moment only is not in use: a process that is being started has the descriptors of who starts it,
+// until its program is loaded.
+const (
+	busyPatience = time.Second
+	busyLook     = 20 * time.Millisecond
+)
+
 func unmount(point string) error {
-	switch err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); {
+	err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW)
+	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+		time.Sleep(busyLook)
+		err = unix.Unmount(point, unix.UMOUNT_NOFOLLOW)
+	}
+	switch {
 	case err == nil:
 		retract(point)
 		return nil
