@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	maxTries     = 64          // indexes that others take meanwhile
-	openPatience = time.Second // for who has a new device open
+	maxTries     = 64              // indexes that others take meanwhile
+	openPatience = 5 * time.Second // for who has a new device open: given up, it stays until the next attach takes it
 	openPause    = 20 * time.Millisecond
 )
 
