@@ -308,6 +308,14 @@ func stacks() string {
 	return string(b[:runtime.Stack(b, true)])
 }
 
+// Rounds is how often a scenario repeats something: n times, or long with LONG=1.
+func (t *T) Rounds(n, long int) int {
+	if t.Long {
+		return long
+	}
+	return n
+}
+
 // blocked tells where the kernel holds the tasks that cannot be killed.
 func (t *T) blocked() {
 	for _, task := range blockedTasks() {

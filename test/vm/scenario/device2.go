@@ -44,10 +44,7 @@ func stageUnstageRace(t *lab.T) {
 	_, p := cell(t)
 	volumes := raws(t, p, 9, 16*mib)
 	base := t.Baseline()
-	rounds := 8
-	if t.Long {
-		rounds = 200
-	}
+	rounds := t.Rounds(3, 200)
 	began := time.Now()
 	for range rounds {
 		together(t, "stage, then unstage", volumes, func(ctx context.Context, v *lab.Volume) error {
@@ -107,10 +104,7 @@ func fewNumbers(t *lab.T) {
 		v.Unstage()
 	}
 	stop := opener(t)
-	cycles := 5
-	if t.Long {
-		cycles = 125
-	}
+	cycles := t.Rounds(3, 125)
 	numbers := make(map[string]bool)
 	var seen sync.Mutex
 	for range cycles {
@@ -179,10 +173,7 @@ func foreignDevices(t *lab.T) {
 		}
 	})
 	volumes := raws(t, p, 10, 16*mib)
-	rounds := 3
-	if t.Long {
-		rounds = 30
-	}
+	rounds := t.Rounds(1, 30)
 	for range rounds {
 		together(t, "stage", volumes, func(ctx context.Context, v *lab.Volume) error { return v.TryStage(ctx) })
 		for _, v := range volumes {

@@ -32,10 +32,7 @@ func inFlightWhenKilled(t *lab.T) {
 	fs := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
 	l := t.LoadOf(lab.Deep, raw.Up("pod"), fs.Up("pod"))
 	random := t.Random()
-	rounds := 2
-	if t.Long {
-		rounds = 20
-	}
+	rounds := t.Rounds(1, 20)
 	for range rounds {
 		t.Pause(time.Duration(random.IntN(1000)) * time.Millisecond)
 		l.Outage("the server killed with 64 writers", func() { s.Restart(lab.AddrA) })
@@ -179,9 +176,9 @@ func tenMoves(t *lab.T) {
 // same with a server that is only silent (B033, H83).
 func serverAndPluginAway(t *lab.T) {
 	underLoad(t, func(s *lab.Server, p *lab.Plugin, l *lab.Load) {
-		pauses := []time.Duration{20 * time.Second}
+		pauses := []time.Duration{8 * time.Second}
 		if t.Long {
-			pauses = append(pauses, 60*time.Second)
+			pauses = append(pauses, 20*time.Second, 60*time.Second)
 		}
 		for _, d := range pauses {
 			l.Outage("server and plugin away for "+d.String(), func() {
@@ -211,9 +208,9 @@ func networkPause(t *lab.T) {
 	s, p := cell(t)
 	v := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
 	l := t.Load(v.Up("pod"))
-	pauses := []time.Duration{10 * time.Second}
+	pauses := []time.Duration{8 * time.Second}
 	if t.Long {
-		pauses = append(pauses, 45*time.Second, 90*time.Second)
+		pauses = append(pauses, 20*time.Second, 45*time.Second, 90*time.Second)
 	}
 	for _, d := range pauses {
 		before := p.Reconnects(v)

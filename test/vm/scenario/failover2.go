@@ -151,7 +151,7 @@ func fullDisk(t *lab.T) {
 	for i := range cap(done) {
 		go func() { done <- fill(file+string(rune('a'+i)), "12") }()
 	}
-	full := 15 * time.Second
+	full := 6 * time.Second
 	if t.Long {
 		full = 10 * time.Minute
 	}

@@ -379,10 +379,7 @@ func stagesAtOnce(t *lab.T) {
 	}
 	v.Stage()
 
-	rounds := 12
-	if t.Long {
-		rounds = 200
-	}
+	rounds := t.Rounds(4, 200)
 	random := t.Random()
 	show := func(ctx context.Context) error { return v.TryShow(ctx, "a") }
 	hide := func(ctx context.Context) error { return v.TryHide(ctx, "a") }

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/gabion-storage/gabion/test/vm/lab"
@@ -42,8 +43,9 @@ func underLoad(t *lab.T, faults func(s *lab.Server, p *lab.Plugin, l *lab.Load))
 func pluginKilled(t *lab.T) {
 	underLoad(t, func(s *lab.Server, p *lab.Plugin, l *lab.Load) {
 		random := t.Random()
-		l.Quiet("the plugin killed 20 times", time.Second, func() {
-			for range 20 {
+		kills := t.Rounds(8, 20)
+		l.Quiet(fmt.Sprintf("the plugin killed %d times", kills), time.Second, func() {
+			for range kills {
 				t.Pause(time.Duration(random.IntN(1500)) * time.Millisecond)
 				p.Kill()
 				p.Launch()
@@ -66,10 +68,7 @@ func pluginKilled(t *lab.T) {
 // serverKilled: the plugin moves the devices to the next process, wherever it listens (B029).
 func serverKilled(t *lab.T) {
 	underLoad(t, func(s *lab.Server, _ *lab.Plugin, l *lab.Load) {
-		rounds := 2
-		if t.Long {
-			rounds = 20
-		}
+		rounds := t.Rounds(1, 20)
 		for range rounds {
 			l.Outage("the server killed and restarted", func() { s.Restart(lab.AddrA) })
 		}
@@ -81,16 +80,16 @@ func serverKilled(t *lab.T) {
 // serverSilent: a server that only stops answering, and a network that only loses packets, send no word (B035, H83).
 func serverSilent(t *lab.T) {
 	underLoad(t, func(s *lab.Server, _ *lab.Plugin, l *lab.Load) {
-		l.Outage("the server stopped for 20 s", func() {
-			s.Process().Freeze()
-			t.Pause(20 * time.Second)
-			s.Process().Thaw()
-		})
-		pauses := []time.Duration{20 * time.Second}
+		pauses := []time.Duration{8 * time.Second}
 		if t.Long {
-			pauses = append(pauses, 10*time.Second, 45*time.Second, 90*time.Second)
+			pauses = []time.Duration{10 * time.Second, 20 * time.Second, 45 * time.Second, 90 * time.Second}
 		}
 		for _, d := range pauses {
+			l.Outage("the server stopped for "+d.String(), func() {
+				s.Process().Freeze()
+				t.Pause(d)
+				s.Process().Thaw()
+			})
 			l.Outage("packets lost for "+d.String(), func() {
 				t.Net().Drop()
 				t.Pause(d)

@@ -78,10 +78,7 @@ func expandAndKill(t *lab.T) {
 	v := t.Volume(p, p, lab.VolumeSpec{Name: "ext4"})
 	l := t.LoadOf(lab.Deep, v.Up("pod"))
 	random := t.Random()
-	rounds := 3
-	if t.Long {
-		rounds = 20
-	}
+	rounds := t.Rounds(1, 20)
 	for i := range rounds {
 		size := v.Size + 64*mib
 		v.Grow(size)
@@ -122,7 +119,7 @@ func idleAndUpgraded(t *lab.T) {
 		t.Fatalf("a device of a plugin with one processor has %d connections", len(mine))
 	}
 	said := len(t.KernelLines("nbd"))
-	idle := 20 * time.Second
+	idle := 6 * time.Second
 	if t.Long {
 		idle = 15 * time.Minute
 	}
