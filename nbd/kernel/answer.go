@@ -108,8 +108,8 @@ func taken(all []SocketInfo) (sum uint64) {
 }
 
 // hearing looks for sockets that have bytes for the driver, of which it takes
-// none. Up to Linux 6.18 a workqueue that cannot have threads quickly enough
-// gives all receivers of a device to one thread, which never comes to the second.
+// none. Before Linux 7.0 a workqueue that cannot have threads quickly enough gives
+// all receivers of a device to one thread, which never comes to the second.
 type hearing struct {
 	taken []uint64
 	since []time.Time // taken was that, and something more was there

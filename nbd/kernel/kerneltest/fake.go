@@ -32,7 +32,7 @@ type Fake struct {
 	// so many times; it lets go in a moment.
 	Curious int
 	// Deaf is a driver that receives, so many times when it is given sockets, from the first of them only, as
-	// it does up to Linux 6.18 where threads are made slowly.
+	// it does before Linux 7.0 where threads are made slowly.
 	Deaf int
 	// OpenHangs is a machine on which opening a device does not end, as it does when partitions are looked for.
 	OpenHangs bool
