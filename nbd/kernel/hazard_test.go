@@ -1055,7 +1055,7 @@ func TestNothingGrows(t *testing.T) {
 		for range 1000 {
 			cycle()
 		}
-		if g, f := count(); g > goroutines || f > files+2 {
+		if g, f := count(); g > goroutines+2 || f > files+2 { // other tests' may end late; a leak is a thousand
 			t.Errorf("goroutines %d → %d, files %d → %d", goroutines, g, files, f)
 		}
 		stop()
