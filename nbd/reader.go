@@ -225,17 +225,16 @@ func (c *conn) readFull(p []byte) error {
 
 // discard throws n bytes of payload away.
 func (c *conn) discard(n int64) error {
-	rd := &c.reader
-	for {
-		have := min(n, int64(rd.w-rd.r))
-		rd.r += int(have)
-		if n -= have; n == 0 {
-			return nil
-		}
-		if err := c.fill(); err != nil {
+	b := c.srv.pools.get(chunkSize)
+	defer c.srv.pools.put(b)
+	for n > 0 {
+		part := b.data[:min(n, chunkSize)]
+		if err := c.readFull(part); err != nil {
 			return err
 		}
+		n -= int64(len(part))
 	}
+	return nil
 }
 
 // where in the stream of requests a batch is submitted.

@@ -122,8 +122,19 @@ func (c copiesOf) Member(_ context.Context, v primary.VolumeInfo, disk block.Dis
 	return member{cp}, nil
 }
 
-func (c copiesOf) CheckUnwritten(_ context.Context, id block.VolumeID) error {
-	return c.store.CheckUnwritten(id)
+func (c copiesOf) CheckUnwritten(ctx context.Context, id block.VolumeID, members []primary.Membership) error {
+	except := make([]block.DiskID, 0, len(members))
+	for _, m := range members {
+		except = append(except, m.Disk)
+	}
+	checked := make(chan error, 1)
+	go func() { checked <- c.store.CheckUnwritten(id, except) }() // a disk may hang
+	select {
+	case err := <-checked:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: looking for volume %s on the disks here: %w", block.ErrUnavailable, id, ctx.Err())
+	}
 }
 
 // member is a local copy in the primary's words.

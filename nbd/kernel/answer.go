@@ -44,9 +44,9 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 				return err
 			}
 			return fmt.Errorf("%w: the driver did not receive from a connection of %s", block.ErrUnavailable, r.path())
-		case ask && heard >= min(n.Queues, len(now)), !ask && n.InFlight == 0, poked == nil && n.InFlight > 0 && heard > 0:
+		case ask && heard >= min(n.Queues, len(now)), !ask && (n.InFlight == 0 || heard > 0):
 			return nil
-		case poked == nil && n.InFlight == 0: // what is never answered must not become more and more
+		case poked == nil && (n.InFlight == 0 || heard > 0): // what is never answered must not become more and more
 			poked = make(chan error, 1)
 			m.running.Go(func() { poked <- m.cfg.Kernel.Poke(ctx, r.Index, n.Size) })
 		}
@@ -55,16 +55,19 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 			if err == nil || errors.Is(err, block.ErrUnsupported) {
 				return nil
 			}
-			if progress(before, m.sockets(r)) > 0 {
-				return nil // an error is an answer, too: that a page cannot be read is for who reads it
+			if ctx.Err() == nil {
+				return err
 			}
-			return err
 		case <-look.C:
 		case <-ctx.Done():
 		}
-		if ctx.Err() != nil || m.conditions.silent(r) {
-			return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)
+		if ctx.Err() == nil {
+			continue
 		}
+		if progress(before, m.sockets(r)) > 0 {
+			return nil // an error is an answer, too: that a page cannot be read is for who reads it
+		}
+		return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)
 	}
 }
 

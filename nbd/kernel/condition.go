@@ -45,14 +45,8 @@ func (c *conditions) with(backend string, f func(*memory)) {
 // again only when its timer has run out.
 func (c *conditions) moved(r *record) {
 	c.with(r.Backend(), func(m *memory) {
-		m.session, m.progress, m.silent = r.Session, time.Now().Add(r.Timeout), false
+		m.session, m.progress, m.silent, m.hearing = r.Session, time.Now().Add(r.Timeout), false, hearing{}
 	})
-}
-
-// silent reports whether the watch has found so.
-func (c *conditions) silent(r *record) (yes bool) {
-	c.with(r.Backend(), func(m *memory) { yes = m.silent })
-	return yes
 }
 
 // prune forgets devices that are no more.

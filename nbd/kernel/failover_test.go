@@ -627,7 +627,17 @@ func TestDeafDriver(t *testing.T) {
 		defer stop()
 		v := r.volume()
 		r.f.Deaf = 1
+		r.f.Before("connect", func() { // a device manager reads what is new
+			go func() {
+				eventually(t, "a device", slack, func() bool { places, _ := r.f.Places(); return len(places) == 1 })
+				<-r.f.Start(0)
+			}()
+		})
+		r.f.Before("reconfigure", func() { r.one.CloseOne(v) }) // what replaces the sockets fails, too
 		d := r.attach(m, v)
+		if places, _ := r.f.Places(); len(places) != 1 {
+			t.Errorf("one volume has %d devices", len(places))
+		}
 		l := r.load(d.Index)
 		time.Sleep(time.Minute)
 		l.end(t, 100*time.Millisecond)

@@ -191,13 +191,14 @@ func (m *Manager) attachNew(ctx context.Context, i Identity, a Attachment, readO
 		return nil, err
 	}
 	r := m.newRecord(i)
+	r.Phase = phaseConnecting
 	r.Size, r.BlockSize = a.Size, cmp.Or(a.BlockSize, block.SizeQuantum)
 	r.learn(a)
 	if old, err := m.state.load(i); err == nil && old != nil {
 		r.Session = old.Session
 	}
 	return r, insist(ctx, func() error {
-		if r.Phase != phaseConnected {
+		if r.Phase == phaseConnecting { // else it is there, and mended
 			if err := m.connect(ctx, r, readOnly); err != nil {
 				r.Phase = phaseConnecting
 				return m.reconsider(ctx, r, err)
@@ -381,7 +382,7 @@ func (m *Manager) forgetGone(id block.VolumeID) error {
 
 // Resize makes the volume's device as large as the volume is served, at least
 // size bytes; it never makes it smaller. ErrUnavailable: the volume has not
-// grown so far yet, or its server does not answer now; the device is untouched.
+// grown so far yet, or its server does not answer now; the device keeps its size.
 func (m *Manager) Resize(ctx context.Context, id block.VolumeID, size int64) (Device, error) {
 	now, err := m.Find(id)
 	if err != nil || now.Size >= size {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,6 +58,8 @@ func (l *Linux) poke(ctx context.Context, fd, index int, size int64) error {
 		onCPUs(cpus, func() { off, err = askPage(fd, size) })
 		if err != nil {
 			failure = err
+		}
+		if err != nil || slices.Contains(pages, off) {
 			continue
 		}
 		pages = append(pages, off)
@@ -69,7 +72,7 @@ func (l *Linux) poke(ctx context.Context, fd, index int, size int64) error {
 	for len(pages) > 0 {
 		switch err := cached(fd, pages[0]); {
 		case err == nil:
-			_ = unix.Fadvise(fd, pages[0], pokeSize, unix.FADV_DONTNEED) // leave the cache as it was
+			_ = unix.Fadvise(fd, pages[0], pokeSize, unix.FADV_DONTNEED)
 			pages = pages[1:]
 			continue
 		case !errors.Is(err, unix.EAGAIN):
@@ -105,12 +108,12 @@ func (l *Linux) queues(index int) (all []unix.CPUSet) {
 // onCPUs runs f on one of the CPUs, if this process may; else wherever it is.
 func onCPUs(cpus unix.CPUSet, f func()) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var before unix.CPUSet
-	if cpus.Count() > 0 && unix.SchedGetaffinity(0, &before) == nil && unix.SchedSetaffinity(0, &cpus) == nil {
-		defer func() { _ = unix.SchedSetaffinity(0, &before) }()
-	}
+	pinned := cpus.Count() > 0 && unix.SchedGetaffinity(0, &before) == nil && unix.SchedSetaffinity(0, &cpus) == nil
 	f()
+	if !pinned || unix.SchedSetaffinity(0, &before) == nil { // else the thread ends with this goroutine
+		runtime.UnlockOSThread()
+	}
 }
 
 // askPage has a page read that was not in the cache, and returns its offset.

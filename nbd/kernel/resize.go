@@ -8,12 +8,9 @@ import (
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-const (
-
-	// hastyDeadTimeout is how long the driver waits for new sockets should the server end during a size change:
-	// nobody can hand it any then, and all devices of the machine wait with it.
-	hastyDeadTimeout = 10 * time.Second
-)
+// hastyDeadTimeout is how long the driver waits for new sockets should the server end during a size change:
+// nobody can hand it any then, and all devices of the machine wait with it.
+const hastyDeadTimeout = 10 * time.Second
 
 // resize makes a device larger, which is well at this moment; see DESIGN.md for
 // what happens if it is not.

@@ -78,7 +78,7 @@ func (w *watch) silent(r *record) (yes bool) {
 	w.m.conditions.with(r.Backend(), func(k *memory) {
 		now := time.Now()
 		if k.session != 0 && k.session != r.Session { // another process has moved it
-			k.progress = now.Add(r.Timeout)
+			k.progress, k.hearing = now.Add(r.Timeout), hearing{}
 		}
 		k.session = r.Session
 		if !waiting || sum != k.taken || k.progress.IsZero() {

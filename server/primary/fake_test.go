@@ -206,7 +206,7 @@ type memDisks struct {
 	members []*memMember
 }
 
-func (d *memDisks) CheckUnwritten(context.Context, block.VolumeID) error { return nil }
+func (d *memDisks) CheckUnwritten(context.Context, block.VolumeID, []Membership) error { return nil }
 
 func (d *memDisks) Member(_ context.Context, _ VolumeInfo, disk block.DiskID) (Member, error) {
 	d.mu.Lock()

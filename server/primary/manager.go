@@ -167,7 +167,7 @@ func (m *Manager) find(ctx context.Context, n name) (*volume, block.AttachmentID
 	if _, ok := mp.find(n.digest); !ok {
 		return nil, block.AttachmentID{}, errNoAccess
 	}
-	v, err := m.open(ctx, n.volume)
+	v, err := m.open(ctx, mp)
 	if errors.Is(err, block.ErrNotFound) { // the volume was there a moment ago, so it may be this node that is not known yet
 		err = fmt.Errorf("%w: %v", block.ErrUnavailable, err)
 	}
@@ -219,8 +219,9 @@ func (m *Manager) opened(id block.VolumeID) *volume {
 	}
 }
 
-// open is the volume, opened if need be: once, however many ask.
-func (m *Manager) open(ctx context.Context, id block.VolumeID) (*volume, error) {
+// open is the volume that mp is of, opened if need be: once, however many ask.
+func (m *Manager) open(ctx context.Context, mp Map) (*volume, error) {
+	id := mp.Volume.ID
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -230,7 +231,7 @@ func (m *Manager) open(ctx context.Context, id block.VolumeID) (*volume, error) 
 	if o == nil {
 		o = &opening{ready: make(chan struct{})}
 		m.volumes[id] = o
-		m.wg.Go(func() { m.grant(id, o) })
+		m.wg.Go(func() { m.grant(mp, o) })
 	}
 	m.mu.Unlock()
 	select {
@@ -241,18 +242,18 @@ func (m *Manager) open(ctx context.Context, id block.VolumeID) (*volume, error) 
 	}
 }
 
-// grant makes this server the volume's primary. The volume is ready with the
-// grant: it answers sessions when it has taken over.
-func (m *Manager) grant(id block.VolumeID, o *opening) {
+// grant makes this server the primary of the volume that mp is of. The volume is
+// ready with the grant: it answers sessions when it has taken over.
+func (m *Manager) grant(mp Map, o *opening) {
+	id := mp.Volume.ID
 	ctx, cancel := context.WithTimeout(m.ctx, openTimeout)
 	defer cancel()
-	var mp Map
 	err := m.cfg.Fault.Hit("primary.open", id.String())
+	if err == nil { // before the grant: what is refused again and again must not be a new generation each time
+		err = m.cfg.Replicas.CheckUnwritten(ctx, id, mp.Members)
+	}
 	if err == nil {
 		mp, err = m.cfg.Metadata.Grant(ctx, id)
-	}
-	if err == nil && len(mp.Runs) == 0 {
-		err = m.cfg.Replicas.CheckUnwritten(ctx, id)
 	}
 	m.mu.Lock()
 	if err == nil && m.closed {
@@ -358,7 +359,7 @@ func (m *Manager) confirm(id block.VolumeID) error {
 	if mp.Node != m.cfg.Node || !detach && mp.Volume.WantedSize <= mp.Volume.Size {
 		return nil
 	}
-	v, err := m.open(ctx, id)
+	v, err := m.open(ctx, mp)
 	if err == nil {
 		v.event(func(c *Core) { c.Learn(mp) })
 	}

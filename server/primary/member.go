@@ -75,7 +75,7 @@ type Replicas interface {
 	// ErrUnavailable: the disk is not there, or not usable, now.
 	Member(ctx context.Context, v VolumeInfo, disk block.DiskID) (Member, error)
 	// CheckUnwritten refuses, with ErrPrecondition, a volume of which something was
-	// written on one of these disks. It is asked about a volume without a
-	// committed run, which no Seal would look at.
-	CheckUnwritten(ctx context.Context, id block.VolumeID) error
+	// written on a disk that is no member: no Seal would look there. ErrCorrupt: an
+	// image there cannot be read.
+	CheckUnwritten(ctx context.Context, id block.VolumeID, members []Membership) error
 }

@@ -629,14 +629,15 @@ func TestH70MapFromAnOlderBackup(t *testing.T) {
 	if got := read(t, c, 2); got != 'x' {
 		t.Errorf("read %q", got)
 	}
-	if err := s.CheckUnwritten(v.ID); !errors.Is(err, block.ErrPrecondition) {
+	if err := s.CheckUnwritten(v.ID, nil); !errors.Is(err, block.ErrPrecondition) {
 		t.Errorf("as a volume without runs: %v", err)
 	}
+	n.must(s.CheckUnwritten(v.ID, []block.DiskID{c.Disk()})) // its seal compares
 	w := volume()
 	w.ID = block.VolumeID{UUID: block.UUID{9}}
-	n.must(s.CheckUnwritten(w.ID)) // unknown here
+	n.must(s.CheckUnwritten(w.ID, nil)) // unknown here
 	n.must(n.sealed(s, w, 1).Birth(t.Context(), 1, []block.RunIndex{0}))
-	n.must(s.CheckUnwritten(w.ID)) // born only
+	n.must(s.CheckUnwritten(w.ID, nil)) // born only
 	n.must(s.Close())
 	s = n.open() // and with records that are not in memory
 	c, err = s.Copy(v, c.Disk())
