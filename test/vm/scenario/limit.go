@@ -17,7 +17,7 @@ func limits() []lab.Scenario {
 // outageLimit: an outage that is shorter than the devices' limit is a pause and no error; a longer one fails everything
 // that waits, is told, and is over when the volumes have been staged anew (B033).
 func outageLimit(t *lab.T) {
-	const limit = 12 * time.Second
+	const limit = 25 * time.Second // several commits of a journal
 	t.LoadDriver()
 	s := t.Server(lab.Everywhere()...)
 	p := t.Plugin("--outage-limit", limit.String())
