@@ -158,9 +158,13 @@ func foreignDevices(t *lab.T) {
 		}
 	})
 	for i := range 6 {
-		f, err := t.TryForeign(uri, i, fmt.Sprintf("other-program-%d", i))
-		t.Check(err, "a foreign device")
-		held = append(held, f)
+		t.TryUntil(5*time.Second, "a foreign device", func(context.Context) error { // udev may have it open when it is new
+			f, err := t.TryForeign(uri, i, fmt.Sprintf("other-program-%d", i))
+			if err == nil {
+				held = append(held, f)
+			}
+			return err
+		})
 	}
 	var grabbed atomic.Int64
 	next := 6
