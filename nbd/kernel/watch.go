@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,7 +59,10 @@ func (w *watch) feel(ctx context.Context) {
 		w.mu.Lock()
 		well := w.well
 		w.mu.Unlock()
-		for _, r := range well {
+		w.m.mu.Lock()
+		fresh := w.m.fresh
+		w.m.mu.Unlock()
+		for _, r := range slices.Concat(well, fresh) {
 			if w.silent(r) {
 				w.keep(ctx, r.Volume)
 			}
@@ -106,6 +110,9 @@ type watch struct {
 
 // scan starts a keeper for each volume that needs one.
 func (w *watch) scan(ctx context.Context) error {
+	w.m.mu.Lock()
+	w.m.fresh = nil // they are found
+	w.m.mu.Unlock()
 	places, err := w.m.cfg.Kernel.Places()
 	if err != nil {
 		return err
