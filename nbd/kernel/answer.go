@@ -39,11 +39,11 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 		switch {
 		case !established(now):
 			return fmt.Errorf("%w: the connections of %s have ended", block.ErrUnavailable, r.path())
-		case h.deaf(now):
+		case h.deaf(now) || m.conditions.silent(r):
 			if err := m.endSockets(ctx, r); err != nil {
 				return err
 			}
-			return fmt.Errorf("%w: the driver did not receive from a connection of %s", block.ErrUnavailable, r.path())
+			return fmt.Errorf("%w: %s was silent; its connections are replaced", errSilent, r.path())
 		case ask && heard >= min(n.Queues, len(now)), !ask && (n.InFlight == 0 || heard > 0):
 			return nil
 		case poked == nil && (n.InFlight == 0 || heard > 0): // what is never answered must not become more and more

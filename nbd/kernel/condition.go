@@ -16,6 +16,7 @@ type conditions struct {
 
 // memory is of one device.
 type memory struct {
+	made     time.Time // by this process; zero: it was found
 	shown    Condition // the last that was told
 	trouble  string    // why it does not work, of the last try
 	nextLook time.Time // at metadata
@@ -49,12 +50,18 @@ func (c *conditions) moved(r *record) {
 	})
 }
 
-// prune forgets devices that are no more.
-func (c *conditions) prune(there map[string]bool) {
+// silent reports whether the watch has found so, and forgets it.
+func (c *conditions) silent(r *record) (yes bool) {
+	c.with(r.Backend(), func(m *memory) { yes, m.silent = m.silent, false })
+	return yes
+}
+
+// prune forgets devices that were not there when they were listed.
+func (c *conditions) prune(there map[string]bool, listed time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for b := range c.of {
-		if !there[b] {
+	for b, m := range c.of {
+		if !there[b] && m.made.Before(listed) {
 			delete(c.of, b)
 		}
 	}

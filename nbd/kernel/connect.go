@@ -50,11 +50,8 @@ func (m *Manager) connect(ctx context.Context, r *record, readOnly bool) error {
 	if err := m.cfg.Kernel.Tune(r.Index); err != nil {
 		m.cfg.Log.Warn("a device keeps small requests", "volume_id", r.Volume, "device", r.path(), "err", err)
 	}
-	m.conditions.with(r.Backend(), func(k *memory) { *k = memory{phase: r.Phase, settled: true} })
-	m.mu.Lock()
-	made := *r
-	m.fresh = append(m.fresh, &made) // the watch feels at once whether its server is silent
-	m.mu.Unlock()
+	m.conditions.with(r.Backend(), func(k *memory) { *k = memory{made: time.Now(), phase: r.Phase, settled: true} })
+	m.deaths.note(-1) // the watch sees that there is another, and feels whether its server is silent
 	m.cfg.Log.Info("attached", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "size", r.Size)
 	return nil
 }

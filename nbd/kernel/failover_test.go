@@ -125,7 +125,7 @@ func TestB030TenMoves(t *testing.T) {
 				t.Errorf("move %d: %v", i, err)
 			}
 		}
-		l.end(t, 10*time.Second+slack) // a request may meet the end of its sockets several times
+		l.end(t, 10*time.Second+timer+slack) // a request may meet the end of its sockets several times, and then waits for its timer
 		r.detach(m, v)
 		r.noResidue()
 	})
@@ -504,6 +504,7 @@ func TestB031ResizeOfASilentServer(t *testing.T) {
 		r.f.Change(func() { v.Size = 2 * gib })
 		r.attachment(v, oneHost)
 		r.one.Stop()
+		stopped := time.Now()
 		var loads []*load
 		for range 32 {
 			loads = append(loads, r.load(d.Index))
@@ -521,12 +522,13 @@ func TestB031ResizeOfASilentServer(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second)
 		r.one.Serve()
+		outage := time.Since(stopped)
 		time.Sleep(5 * time.Second)
 		if now, err := m.Resize(context.Background(), v.Volume, 2*gib); err != nil || now.Size != 2*gib {
 			t.Errorf("Resize later: %+v, %v", now, err)
 		}
 		for _, l := range loads {
-			l.end(t, 21*time.Second+slack)
+			l.end(t, outage+slack)
 		}
 		if r.f.DeadTimeout(d.Index) != 24*time.Hour {
 			t.Errorf("its patience is %v", r.f.DeadTimeout(d.Index))

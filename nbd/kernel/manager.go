@@ -59,7 +59,6 @@ type Manager struct {
 	mu       sync.Mutex
 	reserved map[int]bool // indexes that a call is trying
 	blank    map[int]bool // indexes whose devices were made here, and not connected
-	fresh    []*record    // devices that were made since the watch's last scan; not changed
 }
 
 // New returns a manager that has touched nothing yet but its state directory. Close it.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -59,10 +58,7 @@ func (w *watch) feel(ctx context.Context) {
 		w.mu.Lock()
 		well := w.well
 		w.mu.Unlock()
-		w.m.mu.Lock()
-		fresh := w.m.fresh
-		w.m.mu.Unlock()
-		for _, r := range slices.Concat(well, fresh) {
+		for _, r := range well {
 			if w.silent(r) {
 				w.keep(ctx, r.Volume)
 			}
@@ -110,9 +106,7 @@ type watch struct {
 
 // scan starts a keeper for each volume that needs one.
 func (w *watch) scan(ctx context.Context) error {
-	w.m.mu.Lock()
-	w.m.fresh = nil // they are found
-	w.m.mu.Unlock()
+	listed := time.Now()
 	places, err := w.m.cfg.Kernel.Places()
 	if err != nil {
 		return err
@@ -139,7 +133,7 @@ func (w *watch) scan(ctx context.Context) error {
 	w.mu.Lock()
 	w.well = well
 	w.mu.Unlock()
-	w.m.conditions.prune(there)
+	w.m.conditions.prune(there, listed)
 	kept, err := w.m.state.list("")
 	if err != nil {
 		return err
