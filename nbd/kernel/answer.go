@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
@@ -64,7 +65,8 @@ func (m *Manager) answers(ctx context.Context, r *record, ask bool, patience tim
 		if ctx.Err() == nil {
 			continue
 		}
-		if progress(before, m.sockets(r)) > 0 {
+		now = m.sockets(r)
+		if progress(before, now) > 0 && !slices.ContainsFunc(now, func(s SocketInfo) bool { return s.Untaken > 0 }) {
 			return nil // an error is an answer, too: that a page cannot be read is for who reads it
 		}
 		return fmt.Errorf("%w: the server of %s has not answered for %v", errSilent, r.path(), patience)

@@ -45,13 +45,13 @@ func (m *Manager) connect(ctx context.Context, r *record, readOnly bool) error {
 		err = m.state.save(r)
 	}
 	if err != nil {
-		return errors.Join(err, m.undo(ctx, r))
+		return m.undo(ctx, r, err)
 	}
 	if err := m.cfg.Kernel.Tune(r.Index); err != nil {
 		m.cfg.Log.Warn("a device keeps small requests", "volume_id", r.Volume, "device", r.path(), "err", err)
 	}
 	m.conditions.with(r.Backend(), func(k *memory) { *k = memory{made: time.Now(), phase: r.Phase, settled: true} })
-	m.deaths.note(-1) // the watch sees that there is another, and feels whether its server is silent
+	m.deaths.touch(r.Index) // the watch sees that there is another, and feels whether its server is silent
 	m.cfg.Log.Info("attached", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "size", r.Size)
 	return nil
 }
@@ -169,12 +169,14 @@ func (m *Manager) verify(r *record) error {
 	return nil
 }
 
-// undo ends a device that was just made, and that nobody has been told of, if it is there still.
-func (m *Manager) undo(ctx context.Context, r *record) error {
+// undo ends a device that was just made, and that nobody has been told of, if it is
+// there still, and returns the failure for which it is ended. One that may be there
+// after all is not for a second try, which would make another: the next call finds it.
+func (m *Manager) undo(ctx context.Context, r *record, failure error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatience)
 	defer cancel()
 	if err := errors.Join(m.disconnect(ctx, r), m.awaitGone(ctx, r)); err != nil {
-		return err
+		return fmt.Errorf("%w: %s may still be there: %v; it was to be ended because of: %v", block.ErrUnknown, r.path(), err, failure)
 	}
-	return m.state.remove(r.Identity)
+	return errors.Join(failure, m.state.remove(r.Identity))
 }

@@ -16,10 +16,11 @@ const (
 // deaths counts the sockets of each device that the driver has called dead since
 // the last were handed over. It replaces those and no others; a socket that is
 // handed over too early is lost, and what was sent on its siblings waits for
-// another T.
+// another T. It also keeps which devices the watch has to look at.
 type deaths struct {
 	mu        sync.Mutex
 	count     map[int]int   // by index
+	touched   map[int]bool  // devices that something was said of since the watch last asked, or -1: perhaps of all
 	changed   chan struct{} // closed and replaced with every word
 	listeners int
 	ready     chan struct{} // closed when words are sure to come
@@ -27,7 +28,7 @@ type deaths struct {
 }
 
 func newDeaths() *deaths {
-	return &deaths{count: make(map[int]int), changed: make(chan struct{})}
+	return &deaths{count: make(map[int]int), touched: make(map[int]bool), changed: make(chan struct{})}
 }
 
 // listen makes sure that words are counted from now on, until stop. It waits for that, but not long.
@@ -79,15 +80,28 @@ func (d *deaths) note(index int) {
 	if index >= 0 {
 		d.count[index]++
 	}
+	d.touchLocked(index)
+}
+
+// touch has the watch look at a device, which was made or moved.
+func (d *deaths) touch(index int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.touchLocked(index)
+}
+
+func (d *deaths) touchLocked(index int) {
+	d.touched[index] = true
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
 
-// next is closed with the next word.
-func (d *deaths) next() <-chan struct{} {
+// next is the devices that the watch has to look at, and a channel that is closed when there are more.
+func (d *deaths) next() (touched map[int]bool, more <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.changed
+	touched, d.touched = d.touched, make(map[int]bool)
+	return touched, d.changed
 }
 
 // wait returns when n sockets of a device are dead, or the driver must have noticed it.

@@ -15,6 +15,7 @@ import (
 	"github.com/gabion-storage/gabion/nbd/kernel"
 	"github.com/gabion-storage/gabion/nbd/kernel/kerneltest"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/fault"
 )
 
 // slack is what a stall may have beyond the outage, or the driver's timer if that is longer.
@@ -656,5 +657,106 @@ func TestDeafDriver(t *testing.T) {
 		l.end(t, 100*time.Millisecond)
 		r.detach(m, v)
 		r.noResidue()
+	})
+}
+
+// A device that was made, proved bad and could not be ended is found by the next call; no second one is made.
+func TestUndoThatFails(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v, other := r.volume(), r.volume(r.two)
+		r.attachment(other, another)
+		r.attach(m, other)
+		if err := r.faults.Arm(fault.Rule{Point: "kernel.connected", Match: v.Volume.String(), Hold: true, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		attached := make(chan error, 1)
+		go func() {
+			_, err := m.Attach(context.Background(), v.Volume, false)
+			attached <- err
+		}()
+		time.Sleep(time.Second)
+		release := r.f.Stick("reconfigure") // the driver is busy with another volume
+		resized := make(chan error, 1)
+		other.Size = 2 * gib
+		r.attachment(other, another)
+		go func() {
+			_, err := m.Resize(context.Background(), other.Volume, other.Size)
+			resized <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		r.one.Kill()
+		r.faults.Clear("kernel.connected")
+		time.Sleep(5 * time.Second) // more than an end is waited for
+		r.one.Serve()
+		release()
+		<-resized
+		if err := <-attached; !errors.Is(err, block.ErrUnknown) || errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("attaching: %v", err)
+		}
+		d := r.attach(m, v)
+		if places, _ := r.f.Places(); len(places) != 2 {
+			t.Errorf("two volumes have %d devices", len(places))
+		}
+		r.load(d.Index).end(t, slack)
+		r.detach(m, v)
+		r.detach(m, other)
+		r.noResidue()
+	})
+}
+
+// A silence that is over when somebody could do something about it is nothing to do anything about.
+func TestSilenceThatIsOver(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume()
+		d := r.attach(m, v)
+		l := r.load(d.Index)
+		time.Sleep(time.Second)
+		sessions := r.one.Sessions()
+		r.md.Slow(timer*3/4 + 1500*time.Millisecond)
+		attached := make(chan error, 1)
+		go func() {
+			_, err := m.Attach(context.Background(), v.Volume, false) // has the volume's turn while metadata thinks
+			attached <- err
+		}()
+		time.Sleep(100 * time.Millisecond)
+		r.one.Park(v, true)
+		time.Sleep(timer*3/4 + 300*time.Millisecond)
+		r.one.Park(v, false)
+		if err := <-attached; err != nil {
+			t.Error(err)
+		}
+		l.end(t, timer)
+		if n := r.one.Sessions(); n != sessions {
+			t.Errorf("%d sessions became %d", sessions, n)
+		}
+		r.detach(m, v)
+		r.noResidue()
+	})
+}
+
+// A volume whose device has another number than its last one is felt like any other.
+func TestSilenceAtANewIndex(t *testing.T) {
+	bubble(t, func(t *testing.T, r *rig) {
+		m, stop := r.run()
+		defer stop()
+		v := r.volume(r.one, r.two)
+		first := r.attach(m, v)
+		time.Sleep(2*time.Second + 100*time.Millisecond) // a scan of all has just been
+		r.detach(m, v)
+		r.f.Foreign(first.Index, "other")
+		r.attachment(v, oneHost, another)
+		d := r.attach(m, v)
+		if d.Index == first.Index {
+			t.Fatal("the index is the same")
+		}
+		r.one.Stop()
+		l := r.load(d.Index)
+		time.Sleep(3 * timer)
+		l.end(t, timer+2*slack) // the silent server is asked first
+		r.detach(m, v)
 	})
 }

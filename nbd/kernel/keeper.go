@@ -15,6 +15,7 @@ type keeper struct {
 	w       *watch
 	id      block.VolumeID
 	inquiry inquiry
+	indexes []int // of the volume's devices, as the last turn found them
 
 	yielded bool // the last turn was given up half-way: the next one is not, or calls that come and come would stop all moves
 
@@ -63,8 +64,10 @@ func (k *keeper) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	k.indexes = k.indexes[:0]
 	var errs []error
 	for _, d := range all {
+		k.indexes = append(k.indexes, d.Index)
 		err := k.mind(ctx, d)
 		m.conditions.with(d.Backend, func(c *memory) {
 			c.settled, c.trouble = err == nil, ""

@@ -285,12 +285,20 @@ func (m *Manager) device(index int) (Device, error) {
 
 // Devices lists all devices of Gabion's on this machine, by index.
 func (m *Manager) Devices() ([]Device, error) {
+	return m.devices(func(Identity) bool { return true })
+}
+
+// devices lists those of certain identities.
+func (m *Manager) devices(wanted func(Identity) bool) ([]Device, error) {
 	places, err := m.cfg.Kernel.Places()
 	if err != nil {
 		return nil, err
 	}
 	var all []Device
 	for _, p := range places {
+		if i, ours := ParseBackend(p.Backend); !ours || !wanted(i) {
+			continue
+		}
 		d, err := m.device(p.Index)
 		if errors.Is(err, block.ErrNotFound) {
 			continue
@@ -306,11 +314,10 @@ func (m *Manager) Devices() ([]Device, error) {
 // Find returns the volume's device, the usable one if there are several.
 // ErrNotFound: it has none. It asks nobody but sysfs.
 func (m *Manager) Find(id block.VolumeID) (Device, error) {
-	all, err := m.Devices()
+	all, err := m.devices(func(i Identity) bool { return i.Volume == id })
 	if err != nil {
 		return Device{}, err
 	}
-	all = slices.DeleteFunc(all, func(d Device) bool { return d.Volume != id })
 	if len(all) == 0 {
 		return Device{}, fmt.Errorf("%w: volume %s has no device on this node", block.ErrNotFound, id)
 	}
@@ -358,7 +365,7 @@ func (m *Manager) endAll(ctx context.Context, id block.VolumeID, end func(contex
 // volume's turn is held.
 func (m *Manager) forgetGone(id block.VolumeID) error {
 	kept, err := m.state.list(id.String())
-	if err != nil {
+	if err != nil || len(kept) == 0 {
 		return err
 	}
 	places, err := m.cfg.Kernel.Places()

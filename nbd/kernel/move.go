@@ -47,7 +47,7 @@ func (m *Manager) move(ctx context.Context, r *record, planned bool) error {
 	r.Phase, r.Server, r.Hasty = phaseConnected, s.server, false
 	m.write(r)
 	m.conditions.moved(r)
-	m.deaths.note(-1)
+	m.deaths.touch(r.Index)
 	m.cfg.Log.Info("connected anew", "volume_id", r.Volume, "device", r.path(), "server", r.Server, "session", r.Session)
 	return nil
 }

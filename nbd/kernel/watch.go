@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -28,14 +29,21 @@ func (m *Manager) Run(ctx context.Context) error {
 	w.running.Go(func() { w.feel(ctx) })
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
-	for ctx.Err() == nil {
-		died := m.deaths.next()
-		if err := w.scan(ctx); err != nil {
+	for all := true; ctx.Err() == nil; {
+		touched, more := m.deaths.next()
+		scan := w.scanAll
+		if !all && !touched[-1] {
+			scan = func(ctx context.Context) error { return w.scan(ctx, touched) }
+		}
+		err := scan(ctx)
+		if err != nil {
 			m.cfg.Log.Error("devices cannot be listed", "err", err)
 		}
 		select {
-		case <-died:
+		case <-more:
+			all = err != nil // or what was touched would be forgotten
 		case <-tick.C:
+			all = true
 		case <-ctx.Done():
 		}
 	}
@@ -88,7 +96,7 @@ func (w *watch) silent(r *record) (yes bool) {
 			}
 		}
 		yes = now.Sub(k.progress) >= r.Timeout*3/4 || k.hearing.deaf(sockets)
-		k.silent = k.silent || yes
+		k.silent = yes
 	})
 	return yes
 }
@@ -100,46 +108,84 @@ type watch struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	well    []*record               // devices whose sockets are alive, as the last scan found them; not changed
+	well    map[string]*record      // by backend: devices whose sockets are alive, as the last scan, which alone sets it, found them; not changed
 	keepers map[block.VolumeID]bool // volumes that one works on
 }
 
-// scan starts a keeper for each volume that needs one.
-func (w *watch) scan(ctx context.Context) error {
+// scanAll starts a keeper for each volume that needs one.
+func (w *watch) scanAll(ctx context.Context) error {
 	listed := time.Now()
 	places, err := w.m.cfg.Kernel.Places()
 	if err != nil {
 		return err
 	}
-	there := make(map[string]bool)
-	var well []*record
+	there, well := make(map[string]bool), make(map[string]*record)
 	for _, p := range places {
-		i, ours := ParseBackend(p.Backend)
-		if !ours || !p.Configured {
-			continue
-		}
-		there[p.Backend] = true
-		r, err := w.m.state.load(i)
-		if err != nil && !errors.Is(err, block.ErrCorrupt) {
-			return err
-		}
-		if w.needed(p, r) {
-			w.keep(ctx, i.Volume)
-		}
-		if r != nil && r.Phase == phaseConnected && r.Index == p.Index {
-			well = append(well, r)
+		if _, ours := ParseBackend(p.Backend); ours && p.Configured {
+			there[p.Backend] = true
+			if err := w.see(ctx, p, well); err != nil {
+				return err
+			}
 		}
 	}
-	w.mu.Lock()
-	w.well = well
-	w.mu.Unlock()
+	w.publish(well)
 	w.m.conditions.prune(there, listed)
+	return w.finishCutOff(ctx, there)
+}
+
+// scan is scanAll for some devices, by index. What it costs does not depend on how many others there are.
+func (w *watch) scan(ctx context.Context, touched map[int]bool) error {
+	well := maps.Clone(w.well)
+	maps.DeleteFunc(well, func(_ string, r *record) bool { return touched[r.Index] })
+	for index := range touched {
+		n, err := w.m.cfg.Kernel.Node(index)
+		if errors.Is(err, block.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := w.see(ctx, n.Place, well); err != nil {
+			return err
+		}
+	}
+	w.publish(well)
+	return nil
+}
+
+// see looks at one device, and adds it to those that are well if it is.
+func (w *watch) see(ctx context.Context, p Place, well map[string]*record) error {
+	i, ours := ParseBackend(p.Backend)
+	if !ours || !p.Configured {
+		return nil
+	}
+	r, err := w.m.state.load(i)
+	if err != nil && !errors.Is(err, block.ErrCorrupt) {
+		return err
+	}
+	if w.needed(p, r) {
+		w.keep(ctx, i.Volume)
+	}
+	if r != nil && r.Phase == phaseConnected && r.Index == p.Index {
+		well[p.Backend] = r
+	}
+	return nil
+}
+
+func (w *watch) publish(well map[string]*record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.well = well
+}
+
+// finishCutOff starts keepers for the records of devices that are not there: they were ended, or their making was cut off.
+func (w *watch) finishCutOff(ctx context.Context, there map[string]bool) error {
 	kept, err := w.m.state.list("")
 	if err != nil {
 		return err
 	}
 	for _, i := range kept {
-		if !there[i.Backend()] { // ended, or its making was cut off
+		if !there[i.Backend()] {
 			w.keep(ctx, i.Volume)
 		}
 	}
@@ -177,13 +223,13 @@ func (w *watch) keep(ctx context.Context, id block.VolumeID) {
 	}
 	w.keepers[id] = true
 	w.running.Go(func() {
-		defer func() {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			delete(w.keepers, id)
-			w.m.deaths.note(-1) // the scan sees what has changed
-		}()
 		k := &keeper{w: w, id: id, inquiry: inquiry{m: w.m, id: id}}
 		k.run(ctx)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.keepers, id)
+		for _, index := range k.indexes { // what happened to them meanwhile started no other
+			w.m.deaths.touch(index)
+		}
 	})
 }

@@ -231,7 +231,8 @@ func (s *Store) Copy(desc image.Description, id block.DiskID) (*Copy, error) {
 // CheckUnwritten refuses, with ErrPrecondition, a volume of which something was
 // written on a disk here other than those given, its members: a metadata service
 // that does not know of that was restored from before (H70). ErrCorrupt: an image
-// cannot be read. A disk that is not usable now is not asked.
+// cannot be read. A disk that is not usable now is not asked; one that hangs is
+// waited for, since what it holds cannot be known.
 func (s *Store) CheckUnwritten(id block.VolumeID, members []block.DiskID) error {
 	for _, d := range s.online() {
 		if slices.Contains(members, d.ID()) {

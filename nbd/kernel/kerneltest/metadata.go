@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gabion-storage/gabion/nbd/kernel"
 	"github.com/gabion-storage/gabion/server/block"
@@ -20,6 +21,7 @@ type Metadata struct {
 	away error
 	hang bool
 	asks int
+	slow time.Duration
 }
 
 // Set makes an attachment, or changes it.
@@ -49,6 +51,13 @@ func (m *Metadata) Away(fail, hang bool) {
 	}
 }
 
+// Slow makes each answer take a time.
+func (m *Metadata) Slow(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.slow = d
+}
+
 // Asks counts the questions.
 func (m *Metadata) Asks() int {
 	m.mu.Lock()
@@ -61,8 +70,9 @@ func (m *Metadata) Attachment(ctx context.Context, id block.VolumeID) (kernel.At
 	m.mu.Lock()
 	m.asks++
 	a, ok := m.of[id]
-	away, hang := m.away, m.hang
+	away, hang, slow := m.away, m.hang, m.slow
 	m.mu.Unlock()
+	time.Sleep(slow)
 	switch {
 	case hang:
 		<-ctx.Done()
