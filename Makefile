@@ -14,10 +14,10 @@ BINARY  := bin/gabion
 SEED     ?= 0
 RUNS     ?= 500
 FUZZTIME ?= 30s
-# The VM tier: a series of Debian cloud kernels or latest (default both), how many at the same time, a scenario by name
-# (default all), the longer rounds.
+# The VM tier: a series of Debian cloud kernels or latest (default both), the processors that guests use at a time
+# (default all), a scenario by name (default all), the longer rounds.
 KERNEL   ?= 6.1,latest
-PARALLEL ?= 1
+PARALLEL ?=
 SCENARIO ?=
 LONG     ?=
 # Rounds of the benchmark, and what else the harness is told (see `go run ./bench/harness -h`).
@@ -55,7 +55,7 @@ sanity: setup build ## csi-sanity, and the CSI field cases, against a real serve
 	GABION_BINARY=$(CURDIR)/$(BINARY) $(GO) test -count=1 -timeout 20m ./test/sanity
 
 vm: setup ## scenarios on real kernels, in VMs: KERNEL=6.1 SCENARIO=name LONG=1
-	$(GO) run ./test/vm/run -kernel '$(KERNEL)' -parallel $(PARALLEL) -scenario '$(SCENARIO)' $(if $(LONG),-long)
+	$(GO) run ./test/vm/run -kernel '$(KERNEL)' -scenario '$(SCENARIO)' $(if $(PARALLEL),-parallel $(PARALLEL)) $(if $(LONG),-long)
 
 sim: ## the simulator: random schedules; SEED=n repeats one
 	$(GO) test -count=1 -timeout 30m ./test/sim -run TestRandom -seed $(SEED) -runs $(RUNS)

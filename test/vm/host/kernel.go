@@ -30,6 +30,13 @@ type Kernel struct {
 	Boot    []string // module files of bootModules in loading order, relative to Root
 }
 
+// Version is the release without what Debian adds to it.
+func (k *Kernel) Version() string {
+	version, _, _ := strings.Cut(k.Release, "-cloud")
+	version, _, _ = strings.Cut(version, "+")
+	return version
+}
+
 // FetchKernel finds, downloads and unpacks a kernel, or takes it from the cache.
 func (c *Cache) FetchKernel(ctx context.Context, series string) (*Kernel, error) {
 	if err := c.Debian.Update(ctx); err != nil {

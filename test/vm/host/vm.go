@@ -8,9 +8,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gabion-storage/gabion/test/vm/lab"
 )
@@ -23,8 +26,29 @@ type Machine struct {
 	Initrd  string
 	Data    string // image that boots write and power cuts keep
 	Console string // file for the kernel's and the guest's console output
+	Keep    string // where KeepConsole puts that: this, the kernel's version and a number
 	CPU     string // model, as the emulator names it
 	Append  string // more words for the kernel's command line
+}
+
+// fork is the machine with another disk and console, for a guest that runs beside others.
+func (m *Machine) fork(n int) *Machine {
+	fork := *m
+	fork.Data, fork.Console = fmt.Sprintf("%s.%d", m.Data, n), fmt.Sprintf("%s.%d", m.Console, n)
+	fork.Keep = fmt.Sprintf("%s-%s-%d.log", m.Keep, m.Kernel.Version(), n)
+	return &fork
+}
+
+// KeepConsole copies the console's output to where it outlives the run, and returns its name.
+func (m *Machine) KeepConsole() (string, error) {
+	b, err := os.ReadFile(m.Console)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(m.Keep), 0o755); err != nil {
+		return "", err
+	}
+	return m.Keep, os.WriteFile(m.Keep, b, 0o600)
 }
 
 // VM is one boot.
@@ -32,7 +56,6 @@ type VM struct {
 	cmd    *exec.Cmd
 	Events <-chan lab.Event // closed when the VM has ended
 	exited chan struct{}
-	used   time.Duration // of the host's processors, once exited
 }
 
 // Boot starts the emulator. The memory is in MiB; the words are added to the kernel's command line.
@@ -69,7 +92,6 @@ func (m *Machine) Boot(ctx context.Context, memory, cpus int, words ...string) (
 	go func() {
 		readEvents(out, events)
 		_ = cmd.Wait() // how it ended is told by its events
-		v.used = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		close(events)
 		close(v.exited)
 	}()
@@ -85,6 +107,21 @@ func readEvents(out io.Reader, events chan<- lab.Event) {
 			events <- e
 		}
 	}
+}
+
+// Used is what the emulator took of the host's processors so far.
+func (v *VM) Used() time.Duration {
+	select {
+	case <-v.exited:
+		return v.cmd.ProcessState.UserTime() + v.cmd.ProcessState.SystemTime()
+	default:
+	}
+	const perProcess = 2 // CPUCLOCK_SCHED: clock ids of other processes are made of their number, see clock_getcpuclockid(3)
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^v.cmd.Process.Pid<<3|perProcess), &ts); err != nil { // it ends just now
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }
 
 // Kill ends the VM as a power failure does. Events that were not read are lost.

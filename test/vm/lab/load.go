@@ -31,9 +31,9 @@ type Shape struct {
 // The shapes of loads: an ordinary one, whose pace leaves the emulator's processors to what the scenario does, one that
 // keeps 32 requests in flight at each place, and one for many places.
 var (
-	Ordinary = Shape{Workers: 4, Span: 4 << 20, Pace: 40 * time.Millisecond}
+	Ordinary = Shape{Workers: 4, Span: 512 << 10, Pace: 100 * time.Millisecond}
 	Deep     = Shape{Workers: 32, Span: 256 << 10}
-	Light    = Shape{Workers: 1, Span: 1 << 20, Pace: 50 * time.Millisecond}
+	Light    = Shape{Workers: 1, Span: 128 << 10, Pace: 200 * time.Millisecond}
 )
 
 // Load is a workload that writes self-describing blocks and syncs each, until Stop. Any error of a write or a sync is a
@@ -152,15 +152,21 @@ func (l *Load) Ops() (n int64) {
 
 // Steady waits until every worker has finished an operation that began after the call.
 func (l *Load) Steady(limit time.Duration) {
-	for _, w := range l.workers {
-		want := w.ops.Load() + 2
-		l.t.Eventually(limit, "the load goes on", func() bool {
-			if l.t.Failed() {
-				l.t.Fatalf("the load failed")
-			}
-			return w.ops.Load() >= want
-		})
+	wanted := make([]int64, len(l.workers))
+	for i, w := range l.workers {
+		wanted[i] = w.ops.Load() + 2
 	}
+	l.t.Eventually(limit, "the load goes on", func() bool {
+		if l.t.Failed() {
+			l.t.Fatalf("the load failed")
+		}
+		for i, w := range l.workers {
+			if w.ops.Load() < wanted[i] {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // Stall is the longest operation since the last call, those under way included.

@@ -29,11 +29,14 @@ func (t *T) Repeat(ctx context.Context, what string, call func(context.Context) 
 }
 
 // passes tells whether a refusal says nothing of the volume: another call of it is under way, a server is not there
-// now, or a program has the device open, as the device manager has for a moment when something changes.
+// now, a plugin that has just started is not known yet, or a program has the device open, as the device manager has for a
+// moment when something changes.
 func passes(err error) bool {
 	switch Code(err) {
 	case codes.Aborted, codes.Unavailable, codes.DeadlineExceeded:
 		return true
+	case codes.NotFound:
+		return strings.Contains(err.Error(), "is its plugin running?")
 	case InUse:
 		return strings.Contains(err.Error(), "held open by")
 	}

@@ -32,7 +32,7 @@ type Scenario struct {
 // What a scenario that says nothing gets.
 const (
 	DefaultMemory  = 1024
-	DefaultCPUs    = 2
+	DefaultCPUs    = 1
 	DefaultTimeout = 2 * time.Minute
 )
 

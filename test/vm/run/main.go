@@ -5,10 +5,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -18,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/gabion-storage/gabion/test/vm/host"
@@ -52,11 +49,10 @@ func main() {
 	flag.StringVar(&o.cache, "cache", "", "directory for kernels and the root image; default: gabion-vm in the user's cache directory")
 	flag.StringVar(&o.cpu, "cpu", "Nehalem,+rdrand,+rdtscp", "model of the guest's processors, as QEMU names it")
 	flag.StringVar(&o.append, "append", "", "more words for the kernel's command line")
-	flag.StringVar(&o.keep, "console", "bin/vm-console", "where the console goes if a scenario fails, or with -v: this and the kernel's release")
-	flag.IntVar(&o.parallel, "parallel", 1, "kernels that run at the same time")
+	flag.StringVar(&o.keep, "console", "bin/vm-console", "where the console goes if a scenario fails, or with -v: this and the kernel's version and a number")
+	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "processors that guests use at the same time")
 	flag.Uint64Var(&o.seed, "seed", 0, "of what is random in scenarios; 0: a new one")
 	flag.Parse()
-	o.parallel = max(1, o.parallel)
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
@@ -92,36 +88,15 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	failures := make([]error, len(kernels))
-	var running sync.WaitGroup
-	slots := make(chan struct{}, o.parallel)
-	for i, kernel := range kernels {
-		slots <- struct{}{}
-		running.Go(func() {
-			failures[i] = o.runOn(ctx, dir, root, kernel, binaries, scenarios)
-			<-slots
-		})
+	suite := host.Suite{Processors: o.parallel, Out: os.Stdout, Verbose: o.verbose, Long: o.long, Seed: o.seed}
+	for _, kernel := range kernels {
+		m, err := o.machine(ctx, dir, root, kernel, binaries)
+		if err != nil {
+			return err
+		}
+		suite.Machines = append(suite.Machines, m)
 	}
-	running.Wait()
-	return errors.Join(failures...)
-}
-
-// runOn runs the scenarios on one kernel. Output of kernels that run side by side is told apart line by line.
-func (o *options) runOn(ctx context.Context, dir, root string, k *host.Kernel, binaries []string, scenarios []lab.Scenario) error {
-	machine, err := o.machine(ctx, dir, root, k, binaries)
-	if err != nil {
-		return err
-	}
-	var out io.Writer = os.Stdout
-	if o.parallel > 1 {
-		series, _, _ := strings.Cut(k.Release, "-")
-		out = host.Prefix(os.Stdout, fmt.Sprintf("%-14s| ", series))
-	}
-	suite := host.Suite{Machine: machine, Out: out, Verbose: o.verbose, Long: o.long, Seed: o.seed}
-	if err = suite.Run(ctx, scenarios); err != nil || o.verbose {
-		err = errors.Join(err, o.keepConsole(machine))
-	}
-	return err
+	return suite.Run(ctx, scenarios)
 }
 
 // prepare makes sure that the cache has what the run needs. Only this has to wait for other runs.
@@ -191,12 +166,12 @@ func (o *options) build(ctx context.Context, dir string) ([]string, error) {
 	return []string{initial, agent, gabion, suite}, nil
 }
 
-// machine lays out the disks of one kernel's run.
+// machine lays out what the guests of one kernel share.
 func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel, binaries []string) (*host.Machine, error) {
 	at := func(name string) string { return filepath.Join(dir, k.Release+"-"+name) }
 	m := &host.Machine{
 		Kernel: k, Root: root, Payload: at("payload.img"), Initrd: at("initrd"), Data: at("data.img"), Console: at("console.log"),
-		CPU: o.cpu, Append: o.append,
+		Keep: o.keep, CPU: o.cpu, Append: o.append,
 	}
 	if err := host.WritePayload(ctx, m.Payload, k, binaries...); err != nil {
 		return nil, err
@@ -204,18 +179,5 @@ func (o *options) machine(ctx context.Context, dir, root string, k *host.Kernel,
 	if err := host.WriteInitrd(m.Initrd, k, binaries[0]); err != nil {
 		return nil, err
 	}
-	return m, host.WriteDataDisk(ctx, m.Data)
-}
-
-func (o *options) keepConsole(m *host.Machine) error {
-	b, err := os.ReadFile(m.Console)
-	if err != nil {
-		return err
-	}
-	keep := o.keep + "-" + m.Kernel.Release + ".log"
-	fmt.Println("vm: the console's output is in", keep)
-	if err := os.MkdirAll(filepath.Dir(keep), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(keep, b, 0o600)
+	return m, nil
 }

@@ -27,7 +27,7 @@ func device3() []lab.Scenario {
 		{Name: "B027-sizes", Run: sizes, Timeout: 4 * time.Minute},
 		{Name: "B065-fifty-attaches", Run: fiftyAttaches, Timeout: 5 * time.Minute},
 		{Name: "fifty-volumes", Run: fiftyVolumes, Timeout: 6 * time.Minute},
-		{Name: "B047-twenty-volumes", Run: twentyVolumes, Timeout: 6 * time.Minute},
+		{Name: "B047-twenty-volumes", Run: twentyVolumes, CPUs: 2, Timeout: 6 * time.Minute},
 		{Name: "B020-flush-survives", Run: flushSurvives, Alone: true},
 	}
 }
@@ -130,7 +130,7 @@ func randomKills(t *lab.T) {
 		t.Volume(p, p, lab.VolumeSpec{Name: "xfs", FS: "xfs", Size: 512 * mib}),
 		t.Volume(p, p, lab.VolumeSpec{Name: "raw", Size: 16 * mib, Block: true}),
 	}
-	rounds, failures := t.Rounds(12, 200), 0
+	rounds, failures := t.Rounds(8, 200), 0
 	random := t.Random()
 	for _, v := range volumes {
 		v.Create()
@@ -245,7 +245,7 @@ func openers(t *lab.T) {
 	_, p := cell(t)
 	stop := opener(t)
 	probe := t.Background(func() { _, _ = t.Try("sh", "-c", "blkid -p /dev/nbd*") })
-	stages := t.Rounds(3, 100)
+	stages := t.Rounds(2, 100)
 	for i := range stages {
 		v := t.Volume(p, p, lab.VolumeSpec{Name: fmt.Sprintf("v%d", i), Size: 64 * mib})
 		pod := v.Up("a")
@@ -424,17 +424,27 @@ func cycles(t *lab.T, p *lab.Plugin, v *lab.Volume) {
 func fiftyVolumes(t *lab.T) {
 	_, p := cell(t)
 	volumes := raws(t, p, 50, 16*mib)
-	took := make([]time.Duration, len(volumes))
-	for i, v := range volumes {
-		began := time.Now()
-		v.Stage()
-		took[i] = time.Since(began)
+	attach := func(v *lab.Volume) time.Duration {
+		var took []time.Duration
+		for range 7 {
+			began := time.Now()
+			v.Stage()
+			took = append(took, time.Since(began))
+			v.Unstage()
+		}
+		return slices.Sorted(slices.Values(took))[len(took)/2]
 	}
-	first, last := median(took[:10]), median(took[40:])
-	t.Figure("50 volumes one after the other: the first ten took %.3f s each, the last ten %.3f s", first.Seconds(), last.Seconds())
-	if last > 3*first { // the emulator's noise; flat would be 1
+	first := attach(volumes[0])
+	began := time.Now()
+	together(t, "stage", volumes[1:], func(ctx context.Context, v *lab.Volume) error { return t.Repeat(ctx, "stage of "+v.Name, v.TryStage) })
+	t.Figure("49 volumes at once: staged within %.2f s", time.Since(began).Seconds())
+	t.Settle() // the device manager looks at what is new
+	last := attach(volumes[0])
+	t.Figure("a volume took %.3f s as the only one, and %.3f s as the fiftieth", first.Seconds(), last.Seconds())
+	if last > 3*first { // the emulator has one processor, and the watch its share of it; flat would be 1
 		t.Errorf("attach time is not flat")
 	}
+	volumes[0].Stage()
 	const most = 40 * mib
 	if rss := lab.RSS(p.Process().PID()); rss > most {
 		t.Errorf("the plugin has %d MiB resident with 50 volumes", rss>>20)
@@ -442,15 +452,7 @@ func fiftyVolumes(t *lab.T) {
 		t.Figure("the plugin has %d MiB resident with 50 volumes", rss>>20)
 	}
 	together(t, "unstage", volumes, func(ctx context.Context, v *lab.Volume) error { return v.TryUnstage(ctx) })
-	began := time.Now()
-	together(t, "stage", volumes, func(ctx context.Context, v *lab.Volume) error { return t.Repeat(ctx, "stage of "+v.Name, v.TryStage) })
-	t.Figure("50 volumes at once: staged within %.2f s", time.Since(began).Seconds())
-	for _, v := range volumes {
-		v.Down()
-	}
 }
-
-func median(all []time.Duration) time.Duration { return slices.Sorted(slices.Values(all))[len(all)/2] }
 
 // twentyVolumes: a plugin that is killed, ended in order and replaced is not noticed under twenty volumes, and still
 // handles a server's failure afterwards (B047).

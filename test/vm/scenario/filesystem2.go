@@ -29,8 +29,8 @@ func full(t *lab.T) (*lab.Server, *lab.Plugin, func()) {
 	t.DiskOf(s, 512)
 	s.Start()
 	p := t.Plugin()
-	ballast := t.File("ballast", 192, "dd if=/dev/urandom of=$1 bs=1M count=192 conv=notrunc status=none")
-	s.Volume("ballast", "192MiB")
+	ballast := t.File("ballast", 320, "dd if=/dev/urandom of=$1 bs=1M count=320 conv=notrunc status=none")
+	s.Volume("ballast", "320MiB")
 	uri := s.Attach("ballast", "filler")
 	t.Sh("nbdcopy", "--flush", ballast, uri)
 	s.Detach("ballast", "filler")
@@ -51,7 +51,7 @@ func fullDiskWaits(t *lab.T) {
 		volumes = append(volumes, v)
 	}
 	for _, v := range volumes {
-		copies = append(copies, t.Go("dd", "if=/dev/zero", "of="+filepath.Join(v.Target("a"), "big"), "bs=1M", "count=150", "conv=fsync", "status=none"))
+		copies = append(copies, t.Go("dd", "if=/dev/zero", "of="+filepath.Join(v.Target("a"), "big"), "bs=1M", "count=75", "conv=fsync", "status=none"))
 	}
 	t.Eventually(2*time.Minute, "the disk is full", func() bool {
 		before := s.Used()

@@ -10,7 +10,7 @@ import (
 func outage() []lab.Scenario {
 	return []lab.Scenario{
 		{Name: "load/plugin-killed", Run: pluginKilled, Timeout: 5 * time.Minute},
-		{Name: "load/server-killed", Run: serverKilled, Timeout: 5 * time.Minute},
+		{Name: "load/server-killed", Run: serverKilled, CPUs: 2, Timeout: 5 * time.Minute},
 		{Name: "load/server-silent", Run: serverSilent, Timeout: 5 * time.Minute},
 	}
 }
