@@ -16,7 +16,7 @@ import (
 	"github.com/gabion-storage/gabion/test/vm/lab"
 )
 
-// Suite runs scenarios on kernels: each processor of the host runs one of a guest's, and none has to wait for another.
+// Suite runs scenarios on kernels, as many at a time as keep the host's processors busy and no guest waiting for one.
 type Suite struct {
 	Machines   []*Machine
 	Processors int // of the host, that guests may use at a time
@@ -50,8 +50,8 @@ func (s *Suite) Run(ctx context.Context, scenarios []lab.Scenario) error {
 			all = append(all, &job{suite: s, machine: m.fork(i), tally: s.tallies[m], group: group})
 		}
 	}
-	// What needs several processors comes first, so that none is idle at the end.
-	slices.SortStableFunc(all, func(a, b *job) int { return cmp.Compare(b.processors(), a.processors()) })
+	// What takes most comes first, so that no processor is idle at the end.
+	slices.SortStableFunc(all, func(a, b *job) int { return cmp.Compare(b.load(), a.load()) })
 	err := s.runAll(ctx, all)
 	for _, m := range s.Machines {
 		t := s.tallies[m]
@@ -69,7 +69,7 @@ func groups(scenarios []lab.Scenario) [][]lab.Scenario {
 	var all [][]lab.Scenario
 	for _, sc := range scenarios {
 		i := slices.IndexFunc(all, func(g []lab.Scenario) bool {
-			return !sc.Alone && !g[0].Alone && len(g) < groupSize && g[0].Memory == sc.Memory && g[0].CPUs == sc.CPUs
+			return !sc.Alone && !g[0].Alone && len(g) < groupSize && g[0].Memory == sc.Memory && g[0].CPUs == sc.CPUs && g[0].Waits == sc.Waits
 		})
 		if i < 0 {
 			all = append(all, []lab.Scenario{sc})
@@ -81,12 +81,12 @@ func groups(scenarios []lab.Scenario) [][]lab.Scenario {
 }
 
 func (s *Suite) runAll(ctx context.Context, all []*job) error {
-	processors := int64(max(1, s.Processors))
-	free := semaphore.NewWeighted(processors)
+	most := 2 * int64(max(1, s.Processors)) // halves
+	free := semaphore.NewWeighted(most)
 	failures := make([]error, len(all))
 	var running sync.WaitGroup
 	for i, j := range all {
-		n := min(processors, int64(j.processors()))
+		n := min(most, j.load())
 		if err := free.Acquire(ctx, n); err != nil {
 			failures[i] = context.Cause(ctx)
 			break

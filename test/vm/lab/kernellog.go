@@ -80,8 +80,15 @@ var known = regexp.MustCompile(`WARNING: .* dd_exit_sched`)
 
 func (t *T) checkKernel() {
 	skip := false // what a known warning dumps
+	last := ""    // the end of a dump that is tolerated
 	for _, l := range t.kernel.Since() {
 		switch {
+		case last != "":
+			if strings.Contains(l, last) {
+				last = ""
+			}
+		case t.tolerated != "" && strings.Contains(l, t.tolerated):
+			last = t.toleratedEnd
 		case known.MatchString(l):
 			skip = true
 		case strings.Contains(l, "[ end trace"):
@@ -90,6 +97,12 @@ func (t *T) checkKernel() {
 			t.Errorf("kernel: %s", l)
 		}
 	}
+}
+
+// Tolerate lets the kernel's log have a dump that begins and ends with lines of such texts, and returns how many there are.
+func (t *T) Tolerate(begin, end string) int {
+	t.tolerated, t.toleratedEnd = begin, end
+	return len(t.KernelLines(regexp.QuoteMeta(begin)))
 }
 
 // tellKernel logs the scenario's kernel messages, the last ones in full.

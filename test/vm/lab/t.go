@@ -24,6 +24,7 @@ type Scenario struct {
 	Run     func(*T)      // fails by T's methods; a panic is a failure too
 	Memory  int           // of the guest, in MiB; 0: DefaultMemory
 	CPUs    int           // of the guest; 0: DefaultCPUs
+	Waits   bool          // mostly for time to pass, so that it leaves half a processor to another guest
 	Timeout time.Duration // of the guest's time; 0: DefaultTimeout
 	Long    bool          // only with LONG=1
 	Alone   bool          // in a boot of its own
@@ -66,7 +67,9 @@ type T struct {
 	cleanups []func()
 	sources  uint64 // handed out
 	kernel   *KernelLog
-	network  *Network
+
+	tolerated, toleratedEnd string // of dumps in the kernel's log
+	network                 *Network
 }
 
 // Context ends with the scenario's timeout.

@@ -17,8 +17,8 @@ import (
 
 func device3() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "B078-servers-gone", Run: brokenIsLetGo, Timeout: 3 * time.Minute},
-		{Name: "H76-killed-in-unmount", Run: killedInUnmount, Timeout: 3 * time.Minute},
+		{Name: "B078-servers-gone", Run: brokenIsLetGo, Waits: true, Timeout: 3 * time.Minute},
+		{Name: "H76-killed-in-unmount", Run: killedInUnmount, Waits: true, Timeout: 3 * time.Minute},
 		{Name: "residue-random-kills", Run: randomKills, Timeout: 15 * time.Minute},
 		{Name: "attach-device", Run: attachDevice, Timeout: 3 * time.Minute},
 		{Name: "B042-openers", Run: openers, Timeout: 10 * time.Minute},

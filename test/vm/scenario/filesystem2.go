@@ -14,7 +14,7 @@ func filesystem2() []lab.Scenario {
 		{Name: "H68-full-disk/wait", Run: fullDiskWaits, Timeout: 4 * time.Minute},
 		{Name: "H68-full-disk/error-ext4", Run: func(t *lab.T) { fullDiskFails(t, "ext4") }, Timeout: 4 * time.Minute},
 		{Name: "H68-full-disk/error-xfs", Run: func(t *lab.T) { fullDiskFails(t, "xfs") }, Timeout: 4 * time.Minute},
-		{Name: "B048-H85-shutdown", Run: shutdown, Timeout: 4 * time.Minute},
+		{Name: "B048-H85-shutdown", Run: shutdown, Waits: true, Timeout: 4 * time.Minute},
 		{Name: "H87-B049-little-memory", Run: littleMemory, Memory: 512, Timeout: 8 * time.Minute, Alone: true},
 		{Name: "csi-sanity/mount", Run: func(t *lab.T) { sanity(t, "mount") }, Timeout: 10 * time.Minute},
 		{Name: "csi-sanity/block", Run: func(t *lab.T) { sanity(t, "block") }, Timeout: 10 * time.Minute, Long: true},
@@ -26,11 +26,11 @@ func full(t *lab.T) (*lab.Server, *lab.Plugin, func()) {
 	t.LoadDriver()
 	t.Sh("modprobe", "loop")
 	s := t.NewServer(lab.Everywhere()...)
-	t.DiskOf(s, 512)
+	t.DiskOf(s, 320)
 	s.Start()
 	p := t.Plugin()
-	ballast := t.File("ballast", 320, "dd if=/dev/urandom of=$1 bs=1M count=320 conv=notrunc status=none")
-	s.Volume("ballast", "320MiB")
+	ballast := t.File("ballast", 128, "dd if=/dev/urandom of=$1 bs=1M count=128 conv=notrunc status=none")
+	s.Volume("ballast", "128MiB")
 	uri := s.Attach("ballast", "filler")
 	t.Sh("nbdcopy", "--flush", ballast, uri)
 	s.Detach("ballast", "filler")
@@ -199,7 +199,9 @@ func littleMemory(t *lab.T) {
 		}
 	}
 	t.Figure("server: %d MiB resident, plugin: %d MiB; pressure before %q, after %q", lab.RSS(s.Process().PID())>>20, lab.RSS(p.Process().PID())>>20, before, lab.ReadText("/proc/pressure/memory"))
-	for _, l := range t.KernelLines(`[Oo]ut of memory|oom-kill|blocked for more|page allocation failure`) {
+	// The sender of a request may find the last reserve used up. It says so, waits and goes on.
+	t.Figure("%d allocations failed in the kernel, and were repeated", t.Tolerate("page allocation failure", "pages reserved"))
+	for _, l := range t.KernelLines(`[Oo]ut of memory|oom-kill|blocked for more`) {
 		t.Errorf("kernel: %s", l)
 	}
 	t.NoIOErrors()
