@@ -2,8 +2,10 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -172,15 +174,16 @@ func elsewhere(t *T) string {
 func (s *Server) Used() int64 {
 	var n int64
 	err := filepath.WalkDir(s.Disk, func(path string, d os.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
 		var st syscall.Stat_t
-		if err := syscall.Stat(path, &st); err != nil {
-			return err
+		if err == nil && d.Type().IsRegular() {
+			if err = syscall.Stat(path, &st); err == nil {
+				n += st.Blocks * 512
+			}
 		}
-		n += st.Blocks * 512
-		return nil
+		if errors.Is(err, fs.ErrNotExist) { // it is being deleted
+			return nil
+		}
+		return err
 	})
 	s.t.Check(err, "the server's disk")
 	return n
