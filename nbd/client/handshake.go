@@ -45,7 +45,8 @@ func (e Export) MultiConn() bool {
 // Handshake opens t.Export on conn, which the caller owns and which is in the
 // transmission phase when Handshake returns nil. A kernel device wants simple
 // replies: structured false. ctx bounds the handshake; conn has no deadline
-// afterwards. Errors wrap *RefusedError, ErrProtocol or what conn said.
+// afterwards. Errors wrap *RefusedError, ErrProtocol, or
+// block.ErrUnavailable with what conn said.
 func Handshake(ctx context.Context, conn net.Conn, t Target, structured bool) (Export, error) {
 	h := handshake{conn: conn, target: t}
 	cancelled := make(chan struct{})
@@ -116,8 +117,7 @@ func (h *handshake) greet() error {
 		return fmt.Errorf("%w: it does not speak fixed newstyle", block.ErrUnsupported)
 	}
 	answer := wire.ClientFixed | uint32(flags&wire.FlagNoZeroes)
-	_, err := h.conn.Write(binary.BigEndian.AppendUint32(nil, answer))
-	return err
+	return h.send(binary.BigEndian.AppendUint32(nil, answer))
 }
 
 // askStructured asks for structured replies and base:allocation. A server that
@@ -205,7 +205,7 @@ func (h *handshake) option(id uint32, data []byte, each func(kind uint32, data [
 	p := binary.BigEndian.AppendUint64(nil, protocol.NEGOTIATION_MAGIC_OPTION)
 	p = binary.BigEndian.AppendUint32(p, id)
 	p = binary.BigEndian.AppendUint32(p, uint32(len(data)))
-	if _, err := h.conn.Write(append(p, data...)); err != nil {
+	if err := h.send(append(p, data...)); err != nil {
 		return err
 	}
 	for range maxReplies {
@@ -246,5 +246,18 @@ func (h *handshake) reply(id uint32) (kind uint32, data []byte, err error) {
 
 func (h *handshake) receive(p []byte) error {
 	_, err := io.ReadFull(h.conn, p)
-	return err
+	return broken(err)
+}
+
+func (h *handshake) send(p []byte) error {
+	_, err := h.conn.Write(p)
+	return broken(err)
+}
+
+// broken is the end of a connection that had not said why.
+func broken(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: the connection: %w", block.ErrUnavailable, err)
 }

@@ -360,3 +360,27 @@ func TestParseURI(t *testing.T) {
 		}
 	}
 }
+
+// TestHandshakeCutOff: a server that ends in the middle of a handshake, or was stopped for so long that it drops the connection,
+// is one that is not there now, whatever was said before.
+func TestHandshakeCutOff(t *testing.T) {
+	greeting := be.AppendUint64(nil, protocol.NEGOTIATION_MAGIC_OLDSTYLE)
+	greeting = be.AppendUint64(greeting, protocol.NEGOTIATION_MAGIC_OPTION)
+	greeting = be.AppendUint16(greeting, protocol.NEGOTIATION_HANDSHAKE_FLAG_FIXED_NEWSTYLE)
+	for _, said := range []int{0, 5, len(greeting)} {
+		ours, theirs := net.Pipe()
+		go func() {
+			_, _ = theirs.Write(greeting[:said])
+			_, _ = io.ReadFull(theirs, make([]byte, 4))
+			_ = theirs.Close()
+		}()
+		if said < len(greeting) {
+			_ = theirs.SetReadDeadline(time.Unix(1, 0))
+		}
+		_, err := client.Handshake(t.Context(), ours, client.Target{Export: "e"}, false)
+		if !errors.Is(err, block.ErrUnavailable) {
+			t.Errorf("after %d bytes: %v", said, err)
+		}
+		_ = ours.Close()
+	}
+}
