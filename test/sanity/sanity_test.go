@@ -63,6 +63,7 @@ func suite(t *testing.T, access string) {
 	config.StagingPath = filepath.Join(dir, "staging")
 	config.RemoveTargetPath = os.RemoveAll
 	config.TestVolumeAccessType = access
+	config.TestVolumeSize = 64 << 20 // making a file system costs by its size
 	config.TestNodeVolumeAttachLimit = true
 	if access == "block" {
 		config.TestVolumeParameters = map[string]string{
