@@ -36,8 +36,8 @@ type tally struct {
 	used   time.Duration // of the host's processors
 }
 
-// groupSize bounds the scenarios that share a boot: boots are cheap enough, and small groups end at the same time.
-const groupSize = 6
+// groupSize bounds the scenarios that share a boot: a boot costs as much as a small scenario, and small groups end at the same time.
+const groupSize = 9
 
 // Run runs the scenarios on every machine and returns an error that names those that failed.
 func (s *Suite) Run(ctx context.Context, scenarios []lab.Scenario) error {

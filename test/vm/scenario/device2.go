@@ -44,7 +44,7 @@ func stageUnstageRace(t *lab.T) {
 	_, p := cell(t)
 	volumes := raws(t, p, 9, 16*mib)
 	base := t.Baseline()
-	rounds := t.Rounds(2, 200)
+	rounds := t.Rounds(1, 200)
 	began := time.Now()
 	for range rounds {
 		together(t, "stage, then unstage", volumes, func(ctx context.Context, v *lab.Volume) error {

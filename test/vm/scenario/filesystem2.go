@@ -21,21 +21,15 @@ func filesystem2() []lab.Scenario {
 	}
 }
 
-// full is a server whose disk is small, and a ballast on it that can be thrown off.
+// full is a server whose disk has little room, and a ballast on it that can be thrown off.
 func full(t *lab.T) (*lab.Server, *lab.Plugin, func()) {
 	t.LoadDriver()
 	t.Sh("modprobe", "loop")
 	s := t.NewServer(lab.Everywhere()...)
-	t.DiskOf(s, 320)
+	disk := t.DiskOf(s, 320)
 	s.Start()
-	p := t.Plugin()
-	ballast := t.File("ballast", 128, "dd if=/dev/urandom of=$1 bs=1M count=128 conv=notrunc status=none")
-	s.Volume("ballast", "128MiB")
-	uri := s.Attach("ballast", "filler")
-	t.Sh("nbdcopy", "--flush", ballast, uri)
-	s.Detach("ballast", "filler")
-	t.Sh("rm", ballast)
-	return s, p, func() { s.CLI("volume", "delete", "ballast") }
+	disk.Fill(80)
+	return s, t.Plugin(), disk.Free
 }
 
 // fullDiskWaits: on a full disk writes wait, without an error at any file system; what is there can be read and written
