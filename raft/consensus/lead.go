@@ -86,6 +86,7 @@ func (n *Node) lead() {
 			n.leadership.set(Leadership{})
 			n.gate.close()
 			n.gate.drain()
+			n.stream.leave()
 			if err := n.raft.Shutdown().Error(); err != nil {
 				n.log.Error("raft did not stop", "err", err)
 			}

@@ -240,6 +240,7 @@ func (n *Node) shut() error {
 	}
 	n.gate.drain()
 	close(n.quit)
+	n.stream.leave()
 	err := n.raft.Shutdown().Error() // closes the transport, and the stream with it
 	n.trans.CloseStreams()           // what it dialled
 	n.wait.Wait()
