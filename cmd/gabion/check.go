@@ -9,33 +9,47 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gabion-storage/gabion/raft/consensus"
 	"github.com/gabion-storage/gabion/server/block"
 	"github.com/gabion-storage/gabion/server/image"
 )
 
-// checkDisks keeps an empty --data beside a disk of some cluster from founding
-// another one (H70), and says early what a new server needs.
-func (s *server) checkDisks(context.Context) error {
-	founded, err := s.founded()
-	if err != nil {
-		return err
+// checkData says early what a new server needs, and learns what one that joins
+// must know. It keeps an empty --data beside a disk of some cluster from founding
+// another one (H70).
+func (s *server) checkData(ctx context.Context) (err error) {
+	if s.origin, s.cluster, err = consensus.OriginOf(s.raftDir()); err != nil {
+		return fmt.Errorf("--data %s: %w", s.data, err)
 	}
 	s.warnShared()
-	if founded {
-		return nil
-	}
 	switch {
-	case s.join != "":
-		return fmt.Errorf("%w: --join %s: this version has one metadata server to a cluster, so no other can enter it: start with --bootstrap", block.ErrUnsupported, s.join)
+	case s.enters():
+		if err := s.meet(ctx); err != nil {
+			return err
+		}
+	case s.origin == consensus.Founded && s.join != "":
+		return s.checkJoin(ctx, s.cluster)
+	case s.origin != consensus.Blank:
+		return nil
 	case !s.bootstrap:
-		return fmt.Errorf("%w: --data %s is empty: found a cluster with --bootstrap, or name the directory that this server had before", block.ErrPrecondition, s.data)
+		return fmt.Errorf("%w: --data %s is empty: found a cluster with --bootstrap, enter one with --join, or name the directory that this server had before",
+			block.ErrPrecondition, s.data)
 	}
+	return s.checkDisks()
+}
+
+// checkDisks looks at the disks of a server that is new: they are blank, or of the cluster that it enters.
+func (s *server) checkDisks() error {
 	for _, path := range s.disks {
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%w: --disk %s: there is no such directory: mount the disk's file system there, or create it", block.ErrNotFound, path)
 		}
 		id, err := image.Probe(s.fs, path)
 		switch {
+		case err == nil && s.enters() && id.Cluster == s.cluster:
+		case err == nil && s.enters():
+			return fmt.Errorf("%w: disk %s belongs to cluster %s, and --join %s is cluster %s: name another disk",
+				block.ErrPrecondition, path, id.Cluster, s.join, s.cluster)
 		case err == nil:
 			return fmt.Errorf("%w: disk %s belongs to cluster %s, but --data %s is empty: "+
 				"a new cluster would know nothing of its volumes. Name the --data directory of that cluster (restore it if it is lost), or another disk",
@@ -48,18 +62,6 @@ func (s *server) checkDisks(context.Context) error {
 }
 
 func (s *server) raftDir() string { return filepath.Join(s.data, "raft") }
-
-// founded reports whether this server was part of a cluster before.
-func (s *server) founded() (bool, error) {
-	_, err := os.Lstat(filepath.Join(s.raftDir(), "identity.json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("%w: --data %s: %w", block.ErrUnavailable, s.data, err)
-	}
-	return true, nil
-}
 
 // warnShared says which disks have no file system of their own: fine to try
 // things out, but then one is full when the other is, and a mount that is
@@ -79,8 +81,11 @@ func (s *server) warnShared() {
 }
 
 // someDisk lets a server with a dead disk serve its others, and keeps one
-// without any from looking alive.
+// that has lost all from looking alive. One that was given none serves no volume.
 func (s *server) someDisk() error {
+	if len(s.disks) == 0 {
+		return nil
+	}
 	var problems []string
 	for _, r := range s.store.Reports() {
 		if r.Online {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,10 +12,11 @@ import (
 
 	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
+	"github.com/gabion-storage/gabion/server/block"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
-	return group("node", "List the servers of the cluster", &cobra.Command{
+	return group("node", "List and remove the servers of the cluster", a.nodeRemoveCommand(), &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List nodes by name", Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
 			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
@@ -24,14 +26,48 @@ func (a *app) nodeCommand() *cobra.Command {
 				}
 				views := viewAll(viewNode, r.GetNodes())
 				return a.print(views, func(t *table) {
-					t.row("NAME", "RACK", "STATE", "SEEN", "NBD", "SOCKET", "VERSION")
+					t.row("NAME", "RACK", "STATE", "ROLE", "SEEN", "NBD", "SOCKET", "VERSION")
 					for _, n := range views {
-						t.row(n.Name, n.Rack, upOrDown(n.Up), age(n.SeenAt), n.NBDAddress, n.NBDSocket, n.Version)
+						t.row(n.Name, n.Rack, upOrDown(n.Up), n.Role, age(n.SeenAt), n.NBDAddress, n.NBDSocket, n.Version)
 					}
 				})
 			})
 		}),
 	})
+}
+
+func (a *app) nodeRemoveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "remove NAME", Aliases: []string{"rm"}, Short: "Take out a node that will not come back",
+		Long: `Take a node that will not come back out of the cluster. Its server must be down,
+which counts after ten seconds of silence, and its disks must hold no part of a
+volume. If it had a vote in the metadata service, another server gets one.
+Afterwards its name is free: a server with another data directory can have it.`,
+		Args: nodeArgument,
+		RunE: a.act(func(ctx context.Context, args []string) error {
+			return a.ask(ctx, func(ctx context.Context, c *client.Client) error {
+				r, err := c.ListNodes(ctx, &metapb.ListNodesRequest{})
+				if err != nil {
+					return err
+				}
+				i := slices.IndexFunc(r.GetNodes(), func(n *metapb.Node) bool { return n.GetName() == args[0] })
+				if i < 0 {
+					return fmt.Errorf("%w: no node is called %.60q: see `gabion node list`", block.ErrNotFound, args[0])
+				}
+				if _, err := c.RemoveNode(ctx, &metapb.RemoveNodeRequest{Name: args[0]}); err != nil {
+					return err
+				}
+				return a.print(viewNode(r.GetNodes()[i]), func(t *table) { t.line("node " + args[0] + " is removed") })
+			})
+		}),
+	}
+}
+
+func nodeArgument(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("name one node: %s NAME", cmd.CommandPath())
+	}
+	return nil
 }
 
 func upOrDown(up bool) string {
@@ -72,7 +108,9 @@ type statusView struct {
 	Voters          []string        `json:"voters"`
 	FeatureLevel    uint32          `json:"feature_level"`
 	ExtentSize      int64           `json:"extent_size"`
+	Endurance       string          `json:"endurance"` // which losses the metadata service survives
 	Nodes           int64           `json:"nodes"`
+	WithoutDisks    int64           `json:"nodes_without_disks"`
 	NodesUp         int64           `json:"nodes_up"`
 	Disks           int64           `json:"disks"`
 	DisksOnline     int64           `json:"disks_online"`
@@ -106,6 +144,7 @@ func readStatus(ctx context.Context, c *client.Client) (statusView, error) {
 	s := statusView{
 		ClusterID: r.GetClusterId(), Healthy: len(r.GetConditions()) == 0, Conditions: viewAll(viewCondition, r.GetConditions()),
 		Leader: r.GetLeader(), Term: r.GetTerm(), AppliedIndex: r.GetAppliedIndex(), Voters: append([]string{}, r.GetVoters()...),
+		Endurance: r.GetEndurance(), WithoutDisks: r.GetNodesWithoutDisks(),
 		FeatureLevel: r.GetFeatureLevel(), ExtentSize: r.GetExtentSize(),
 		Nodes: r.GetNodes(), NodesUp: r.GetNodesUp(), Disks: r.GetDisks(), DisksOnline: r.GetDisksOnline(),
 		Volumes: r.GetVolumes(), Attachments: r.GetAttachments(),
@@ -130,7 +169,14 @@ func showStatus(t *table, s statusView) {
 	t.row("cluster", s.ClusterID)
 	t.row("leader", fmt.Sprintf("%s (term %d, applied %d)", cmp.Or(s.Leader, "none"), s.Term, s.AppliedIndex))
 	t.row("voters", strings.Join(s.Voters, ", "))
-	t.row("nodes", fmt.Sprintf("%d of %d up", s.NodesUp, s.Nodes))
+	if s.Endurance != "" {
+		t.row("metadata", s.Endurance)
+	}
+	nodes := fmt.Sprintf("%d of %d up", s.NodesUp, s.Nodes)
+	if s.WithoutDisks > 0 {
+		nodes += fmt.Sprintf(", %d without disks", s.WithoutDisks)
+	}
+	t.row("nodes", nodes)
 	t.row("disks", fmt.Sprintf("%d of %d online", s.DisksOnline, s.Disks))
 	t.row("space", fmt.Sprintf("%s free of %s", formatSize(s.Capacity-s.Used), formatSize(s.Capacity)))
 	t.row("volumes", fmt.Sprintf("%d of %s in all, %d attached", s.Volumes, formatSize(s.ProvisionedSize), s.Attachments))

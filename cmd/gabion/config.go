@@ -65,7 +65,7 @@ func (c *serverConfig) register(f *pflag.FlagSet) {
 	f.IntVar(&c.ports.http, "http-port", 7480, "`PORT` of metrics and health")
 	f.StringVar(&c.nbdSocket, "nbd-socket", "", "`PATH` of the NBD UNIX socket (default nbd.sock in --data; none: no socket)")
 	f.BoolVar(&c.bootstrap, "bootstrap", false, "found a cluster if --data is empty; else simply start")
-	f.StringVar(&c.join, "join", "", "enter the cluster of the server at `HOST:PORT` if --data is empty; else simply start")
+	f.StringVar(&c.join, "join", "", "enter the cluster of the servers at `HOST:PORT[,...]` if --data is empty; else simply start")
 	c.extentSize = block.DefaultExtentSize
 	f.Var(sizeFlag{&c.extentSize}, "extent-size", "with --bootstrap: `SIZE` of the cluster's extents, a power of two, for ever")
 	f.Uint32Var(&c.replicas, "default-replicas", 3, "with --bootstrap: copies of a volume that names none")
@@ -101,8 +101,8 @@ func (c *serverConfig) complete() error {
 	if c.data == "" {
 		return usagef("the server needs a directory for its state: add --data DIR")
 	}
-	if len(c.disks) == 0 {
-		return usagef("the server needs a disk: add --disk DIR")
+	if len(c.disks) == 0 && c.join == "" {
+		return usagef("the server needs a disk: add --disk DIR, or let it enter a cluster without any by --join")
 	}
 	if c.grace <= 0 {
 		return usagef("--grace %v: it must be positive", c.grace)
@@ -116,7 +116,26 @@ func (c *serverConfig) complete() error {
 	if err := c.completePaths(); err != nil {
 		return err
 	}
-	return c.completeAddresses()
+	if err := c.completeAddresses(); err != nil {
+		return err
+	}
+	return c.checkJoined()
+}
+
+// checkJoined checks what a server of several needs.
+func (c *serverConfig) checkJoined() error {
+	if c.join == "" {
+		return nil
+	}
+	for _, address := range strings.Split(c.join, ",") {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			return usagef("--join %.60q: it is HOST:PORT of a server's metadata API, such as 10.0.0.1:7400, or several with commas between them", c.join)
+		}
+	}
+	if c.ports.raft == 0 {
+		return usagef("--raft-port 0: servers of one cluster must find each other where they were before: choose a port")
+	}
+	return nil
 }
 
 func (c *serverConfig) completePaths() (err error) {

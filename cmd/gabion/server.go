@@ -25,24 +25,30 @@ import (
 	"github.com/gabion-storage/gabion/server/vfs"
 )
 
-const serverHelp = `Run the server of a storage node: its part of the metadata service, its disks,
-and the volumes it serves over NBD.
+const serverHelp = `Run a server: its part of the metadata service, its disks, and the volumes it
+serves over NBD.
 
-The first server founds the cluster with --bootstrap; a server that was started
-before simply starts again with the same flags. A disk is the root directory of
-a local file system of its own (XFS in production); the server makes an empty
-one its own, and refuses what it does not know.
+The first server founds the cluster with --bootstrap, others enter it with
+--join; a server that was started before simply starts again with the same
+flags. Of three servers or more three have a vote in the metadata service, of
+five or more five, in as many racks as there are: put them into at least three.
+A server with --join and without --disk has a part in the metadata service only.
+
+A disk is the root directory of a local file system of its own (XFS in
+production); the server makes an empty one its own, and refuses what it does not
+know.
 
 SIGTERM and SIGINT end it in order, a second one at once.`
 
 func (a *app) serverCommand() *cobra.Command {
 	var c serverConfig
 	cmd := &cobra.Command{
-		Use:     "server",
-		Short:   "Run the server of a storage node",
-		Long:    serverHelp,
-		Example: "  gabion server --node n1 --rack r1 --data /var/lib/gabion --disk /disks/1,/disks/2 --bootstrap",
-		Args:    cobra.NoArgs,
+		Use:   "server",
+		Short: "Run the server of a storage node",
+		Long:  serverHelp,
+		Example: `  gabion server --node n1 --rack r1 --data /var/lib/gabion --disk /disks/1,/disks/2 --bootstrap
+  gabion server --node n2 --rack r2 --data /var/lib/gabion --disk /disks/1,/disks/2 --join n1:7400`,
+		Args: cobra.NoArgs,
 		RunE: a.act(func(ctx context.Context, _ []string) error {
 			if err := c.complete(); err != nil {
 				return err
@@ -94,6 +100,7 @@ type server struct {
 	missing   atomic.Pointer[string] // what keeps the server from being ready; nil: nothing
 	http      *daemon.HTTP
 
+	origin    consensus.Origin // of the data directory, at the start
 	machine   *service.Machine
 	consensus *consensus.Node
 	cluster   block.ClusterID
@@ -118,7 +125,9 @@ func (s *server) steps() []daemon.Step {
 		{Name: "listeners", Start: s.listen, Stop: s.closeListeners},
 		// Health answers while the rest starts, and while it drains.
 		{Name: "http", Start: s.startHTTP, Stop: s.stopHTTP},
-		{Name: "disk check", Start: s.checkDisks},
+		{Name: "data check", Start: s.checkData},
+		// Who joins is registered before it listens for Raft: see join.go.
+		{Name: "entry", Start: s.enter},
 		{Name: "consensus", Start: s.startConsensus, Stop: s.stopConsensus},
 		daemon.Loop("consensus watch", func(ctx context.Context) { s.watchConsensus(ctx) }),
 		{Name: "metadata service", Start: s.startService, Stop: s.stopService},

@@ -247,7 +247,8 @@ func TestStepOrder(t *testing.T) {
 		{"data directory", "listeners", "who is not this node binds nothing"},
 		{"data directory", "consensus", "a second server beside a stopped first writes nothing (H39)"},
 		{"listeners", "consensus", "a port in use is found before anything is written"},
-		{"disk check", "consensus", "no cluster is founded beside a disk of another (H70)"},
+		{"data check", "consensus", "no cluster is founded beside a disk of another (H70)"},
+		{"entry", "consensus", "an empty directory under a voter's name must not listen for Raft"},
 		{"http", "consensus", "health answers while a long log is read"},
 		{"consensus", "metadata service", "it answers from the replicated state"},
 		{"metadata service", "disks", "the cluster's identity and extent size decide which disks are its own"},
@@ -321,6 +322,10 @@ func TestServerConfig(t *testing.T) {
 		"listen is no address": {func(c *serverConfig) { c.listen = "node-a" }, "--listen"},
 		"no data":              {func(c *serverConfig) { c.data = "" }, "--data"},
 		"no disk":              {func(c *serverConfig) { c.disks = nil }, "--disk"},
+		"joins":                {func(c *serverConfig) { c.join, c.ports.raft = "n1:7400,[::1]:7400", 1 }, ""},
+		"joins without disks":  {func(c *serverConfig) { c.disks, c.join, c.ports.raft = nil, "n1:7400", 1 }, ""},
+		"joins no address":     {func(c *serverConfig) { c.join, c.ports.raft = "n1:7400,n2", 1 }, "HOST:PORT"},
+		"joins at any port":    {func(c *serverConfig) { c.join = "n1:7400" }, "--raft-port"},
 	} {
 		config := good()
 		c.change(&config)

@@ -112,11 +112,7 @@ func (s *server) startConsensus(context.Context) (err error) {
 	if s.ports.raft == 0 {
 		config.Advertise = ""
 	}
-	founded, err := s.founded()
-	if err != nil {
-		return err
-	}
-	if !founded {
+	if s.origin == consensus.Blank && !s.enters() {
 		config.Cluster = block.ClusterID{UUID: block.NewUUID()}
 	}
 	if s.consensus, err = consensus.Open(config); err != nil {
@@ -142,7 +138,7 @@ func (s *server) watchConsensus(ctx context.Context) {
 func (s *server) startService(ctx context.Context) (err error) {
 	s.service = service.New(service.Config{
 		Consensus: s.consensus, Machine: s.machine, Log: s.log, Faults: s.faults,
-		ExtentSize: s.extentSize, DefaultReplicas: s.replicas,
+		ExtentSize: s.extentSize, DefaultReplicas: s.replicas, LocalCopies: true,
 	})
 	s.serving.Go(func() {
 		if err := s.service.Serve(s.listeners.metadata); err != nil {
@@ -167,9 +163,14 @@ func (s *server) startService(ctx context.Context) (err error) {
 func (s *server) awaitCluster(ctx context.Context) error {
 	s.waitFor("the metadata service has no leader yet")
 	return retry(ctx, func() error {
-		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		call, cancel := context.WithTimeout(ctx, meetLimit)
 		defer cancel()
-		_, err := s.client.ListNodes(ctx, &metapb.ListNodesRequest{}) // linearizable, and refused before the cluster has its parameters
+		_, err := s.client.ListNodes(call, &metapb.ListNodesRequest{}) // linearizable, and refused before the cluster has its parameters
+		if passing(err) && ctx.Err() == nil {
+			if refusal := s.comeBack(ctx); refusal != nil && !passing(refusal) {
+				return refusal
+			}
+		}
 		return err
 	})
 }
@@ -200,7 +201,7 @@ func (s *server) openDisks(context.Context) (err error) {
 	}
 	s.registry.MustRegister(s.diskMetrics())
 	s.registrar = &registrar{
-		client: s.client, node: s.describe(), cluster: s.cluster, disks: s.store.Reports, log: s.log, changed: make(chan struct{}, 1),
+		client: s.client, node: s.describe(s.consensus.Address(), s.consensus.Directory()), cluster: s.cluster, disks: s.store.Reports, log: s.log, changed: make(chan struct{}, 1),
 	}
 	s.waitFor("the metadata service has not registered it yet")
 	return nil
@@ -208,11 +209,11 @@ func (s *server) openDisks(context.Context) (err error) {
 
 func (s *server) closeDisks(context.Context) error { return s.store.Close() }
 
-// describe is this node as others see it.
-func (s *server) describe() *metapb.Node {
+// describe is this node as others see it, with the address of its Raft port and the identity of its directory.
+func (s *server) describe(raft string, directory block.UUID) *metapb.Node {
 	return &metapb.Node{
 		Name: s.node, Rack: s.rack, Process: s.process.String(), Version: s.version.Version, FeatureLevel: metadata.Level,
-		MetadataAddress: s.advertised(s.listeners.metadata), RaftAddress: s.consensus.Address(),
+		MetadataAddress: s.advertised(s.listeners.metadata), RaftAddress: raft, Directory: directory.String(),
 		ReplicaAddress: net.JoinHostPort(s.advertise, strconv.Itoa(s.ports.replica)),
 		NbdAddress:     s.advertised(s.listeners.nbd), NbdSocket: s.nbdSocket,
 	}

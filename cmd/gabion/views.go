@@ -53,6 +53,7 @@ type (
 		Name            string    `json:"name"`
 		Rack            string    `json:"rack"`
 		Up              bool      `json:"up"`
+		Role            string    `json:"role,omitempty"` // in the metadata service
 		SeenAt          time.Time `json:"seen_at,omitzero"`
 		MetadataAddress string    `json:"metadata_address"`
 		RaftAddress     string    `json:"raft_address"`
@@ -101,6 +102,7 @@ var (
 	diskStates   = words[metapb.Disk_State]{metapb.Disk_ONLINE: "online", metapb.Disk_FAILED: "failed", metapb.Disk_FULL: "full"}
 	memberStates = words[metapb.Member_State]{metapb.Member_IN: "in", metapb.Member_OUT: "out"}
 	formats      = words[metapb.Volume_Format]{metapb.Volume_STARTED: "started", metapb.Volume_DONE: "done"}
+	roles        = words[metapb.Node_Role]{metapb.Node_LEADER: "leader", metapb.Node_VOTER: "voter", metapb.Node_LEARNER: "learner"}
 	severities   = words[metapb.Condition_Severity]{metapb.Condition_WARNING: "warning", metapb.Condition_ERROR: "error"}
 )
 
@@ -139,7 +141,7 @@ func viewDetails(r *metapb.GetVolumeResponse) volumeDetails {
 	for _, t := range r.GetAttachments() {
 		d.Attachments = append(d.Attachments, attachmentView{t.GetId(), t.GetNode(), t.GetReadOnly(), t.GetRevoking(), unixTime(t.GetCreatedAt())})
 	}
-	if g := r.GetGrant(); g.GetGeneration() > 0 {
+	if g := r.GetGrant(); g.GetNode() != "" {
 		d.Primary = &primaryView{g.GetNode(), g.GetGeneration(), g.GetOpened()}
 	}
 	for _, m := range r.GetMembers() {
@@ -154,7 +156,7 @@ func viewCondition(c *metapb.Condition) conditionView {
 
 func viewNode(n *metapb.Node) nodeView {
 	return nodeView{
-		Name: n.GetName(), Rack: n.GetRack(), Up: n.GetUp(), SeenAt: unixTime(n.GetSeenAt()),
+		Name: n.GetName(), Rack: n.GetRack(), Up: n.GetUp(), Role: roles[n.GetRole()], SeenAt: unixTime(n.GetSeenAt()),
 		MetadataAddress: n.GetMetadataAddress(), RaftAddress: n.GetRaftAddress(), ReplicaAddress: n.GetReplicaAddress(),
 		NBDAddress: n.GetNbdAddress(), NBDSocket: n.GetNbdSocket(), FeatureLevel: n.GetFeatureLevel(), Version: n.GetVersion(),
 	}

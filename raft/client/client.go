@@ -49,7 +49,7 @@ func Dial(addresses []string, options ...grpc.DialOption) (*Client, error) {
 		if _, _, err := net.SplitHostPort(a); err != nil {
 			return nil, errors.Join(fmt.Errorf("%w: metadata server %q: want HOST:PORT, such as 127.0.0.1:7400", block.ErrInvalid, a), l.close())
 		}
-		conn, err := grpc.NewClient("passthrough:///"+a, append(dialOptions(), options...)...)
+		conn, err := grpc.NewClient("passthrough:///"+a, append(DialOptions(), options...)...)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%w: metadata server %q: %w", block.ErrInvalid, a, err), l.close())
 		}
@@ -64,7 +64,9 @@ func Dial(addresses []string, options ...grpc.DialOption) (*Client, error) {
 // Close ends all connections; calls in progress fail.
 func (c *Client) Close() error { return c.list.close() }
 
-func dialOptions() []grpc.DialOption {
+// DialOptions are those of every connection to a metadata server: one that falls
+// silent is noticed, and one that comes back is found within a second.
+func DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),

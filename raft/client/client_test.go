@@ -116,6 +116,16 @@ func dial(t *testing.T, addresses ...string) *Client {
 	return c
 }
 
+// connected is dial with the connection made, for calls that have little time.
+func connected(t *testing.T, address string) *Client {
+	t.Helper()
+	c := dial(t, address)
+	if err := c.list.servers[0].ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // B122, H80, the client's part: what may be repeated is, what may not is told.
 func TestB122WhatIsRepeated(t *testing.T) {
 	create := func(ctx context.Context, c *Client) error {
@@ -158,9 +168,9 @@ func TestB122WhatIsRepeated(t *testing.T) {
 	}{
 		{"create", create, block.ErrUnknown}, {"propose", propose, block.ErrUnknown}, {"read", read, block.ErrUnavailable},
 	} {
-		s := &script{block: true}
+		patient := connected(t, serve(t, &script{block: true}))
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		err := c.call(ctx, dial(t, serve(t, s)))
+		err := c.call(ctx, patient)
 		cancel()
 		if !errors.Is(err, c.want) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("no answer to %s: %v", c.name, err)
@@ -203,9 +213,10 @@ func TestTheReasonSurvivesTheDeadline(t *testing.T) {
 	for range 100 {
 		s.answers = append(s.answers, errors.Join(block.ErrUnavailable, errors.New("node n1 has not confirmed")))
 	}
+	c := connected(t, serve(t, s))
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, err := dial(t, serve(t, s)).CreateVolume(ctx, &metapb.CreateVolumeRequest{})
+	_, err := c.CreateVolume(ctx, &metapb.CreateVolumeRequest{})
 	if !errors.Is(err, block.ErrUnavailable) || !strings.Contains(err.Error(), "n1 has not confirmed") {
 		t.Errorf("got %v", err)
 	}

@@ -40,6 +40,7 @@ var kinds = map[string]kind{
 	metapb.Metadata_GetConsumer_FullMethodName:      reads,
 	metapb.Metadata_ListNodes_FullMethodName:        reads,
 	metapb.Metadata_ListDisks_FullMethodName:        reads,
+	metapb.Metadata_RemoveNode_FullMethodName:       keyed,
 	metapb.Metadata_GetStatus_FullMethodName:        reads,
 	metapb.Metadata_GetCapacity_FullMethodName:      reads,
 	metapb.Metadata_Watch_FullMethodName:            reads,
@@ -51,6 +52,7 @@ var kinds = map[string]kind{
 	metapb.Metadata_LookupVolume_FullMethodName:     reads,
 	metapb.Metadata_PlaceRuns_FullMethodName:        reads,
 	metapb.Metadata_Propose_FullMethodName:          once,
+	metapb.Metadata_GetProgress_FullMethodName:      reads,
 }
 
 func kindOf(method string) kind { return kinds[method] }

@@ -23,6 +23,7 @@ type cluster struct {
 	mu      sync.Mutex
 	nodes   map[string]*Node
 	lists   map[string]*list
+	newer   bool // those who start from now on know what "newer" is
 }
 
 func newCluster(t testing.TB) *cluster {
@@ -65,6 +66,7 @@ func (c *cluster) start(name string) {
 	c.t.Helper()
 	config := c.configs[name]
 	m := newList()
+	m.knowsNewer(c.newer)
 	config.Machine = m
 	n, err := Open(config)
 	if err != nil {

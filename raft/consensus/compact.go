@@ -34,6 +34,7 @@ func (n *Node) compact() {
 		case <-n.quit:
 			return
 		}
+		n.settle()
 		nowCommands, nowBytes := n.fsm.count.Load(), n.logs.bytes.Load()
 		applied := nowCommands - commands
 		due := applied >= int64(p.Commands) || nowBytes-bytes >= p.Bytes || time.Since(at) >= p.Age

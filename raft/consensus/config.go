@@ -48,6 +48,9 @@ type Timing struct {
 	Election  time.Duration // without a leader for this long: stand for election; 500 ms
 	Lease     time.Duration // a leader without contact to a majority for this long steps down; half of Election
 	Heartbeat time.Duration // at most this long between a commit and its announcement; 20 ms
+
+	Survey time.Duration // how often the leader asks the servers how they are, and changes one vote at most; 2 s
+	Stable time.Duration // well for so long: may vote; gone for so long: is dead; 10 s
 }
 
 // Policy says when a snapshot is taken. The log is bounded by two intervals.
@@ -70,6 +73,8 @@ func (c *Config) validate() error {
 	set(&t.Election, 500*time.Millisecond)
 	set(&t.Lease, t.Election/2)
 	set(&t.Heartbeat, 20*time.Millisecond)
+	set(&t.Survey, 2*time.Second)
+	set(&t.Stable, 10*time.Second)
 	set(&p.Commands, 8192)
 	set(&p.Bytes, 16<<20)
 	set(&p.Age, 24*time.Hour)

@@ -13,7 +13,7 @@ import (
 // fsm is the machine as the library drives it, from its FSM goroutine.
 type fsm struct {
 	machine Machine
-	applied progress
+	applied watermark
 	count   atomic.Int64 // commands applied by this process
 	nudge   func()       // called after each batch
 	// fail is told the first error that ends everything.
@@ -99,6 +99,7 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 	if err != nil {
 		f.halt(err)
 	}
+	f.nudge()
 	return err
 }
 
@@ -110,41 +111,41 @@ func (i image) Persist(sink hraft.SnapshotSink) error { return i.write(sink) }
 // Release implements hraft.FSMSnapshot.
 func (i image) Release() {}
 
-// progress is an index that only grows, and can be waited for. It is that of
+// watermark is an index that only grows, and can be waited for. It is that of
 // the newest entry the machine has seen, or of a barrier: raft's own entries
 // at a follower do not count.
-type progress struct {
+type watermark struct {
 	mu      sync.Mutex
 	index   uint64
 	changed chan struct{} // closed at the next change, nil while nobody waits
 }
 
-func (p *progress) advance(index uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if index <= p.index {
+func (w *watermark) advance(index uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if index <= w.index {
 		return
 	}
-	p.index = index
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
+	w.index = index
+	if w.changed != nil {
+		close(w.changed)
+		w.changed = nil
 	}
 }
 
 // wait returns when the index has reached at least index, or ctx or quit ended.
-func (p *progress) wait(ctx context.Context, index uint64, quit <-chan struct{}) bool {
+func (w *watermark) wait(ctx context.Context, index uint64, quit <-chan struct{}) bool {
 	for {
-		p.mu.Lock()
-		if p.index >= index {
-			p.mu.Unlock()
+		w.mu.Lock()
+		if w.index >= index {
+			w.mu.Unlock()
 			return true
 		}
-		if p.changed == nil {
-			p.changed = make(chan struct{})
+		if w.changed == nil {
+			w.changed = make(chan struct{})
 		}
-		changed := p.changed
-		p.mu.Unlock()
+		changed := w.changed
+		w.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():

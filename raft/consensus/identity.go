@@ -14,7 +14,10 @@ import (
 	"github.com/gabion-storage/gabion/server/block"
 )
 
-const identityFormat = 1
+const (
+	identityFormat = 1
+	identityFile   = "identity.json"
+)
 
 // identity says whose directory this is.
 type identity struct {
@@ -22,13 +25,64 @@ type identity struct {
 	Cluster block.ClusterID `json:"cluster_id"`
 	Node    string          `json:"node"`
 	Stage   string          `json:"stage"`
+	// Directory tells this directory from another one of the same node.
+	Directory block.UUID `json:"directory,omitzero"`
 }
 
 const (
 	stageNew     = "new"     // bootstrap has begun and may not be finished
 	stageJoining = "joining" // has never been a member as far as it knows
 	stageReady   = "ready"   // log or snapshot must be there
+	stageJoined  = "joined"  // as ready, of one that once was joining
 )
+
+// Origin is how a directory came to its state.
+type Origin int
+
+// The origins.
+const (
+	Blank    Origin = iota // there is none yet
+	Founded                // it began with a cluster
+	Entering               // it is to enter one, and has received nothing yet
+	Joined                 // it entered one
+)
+
+// OriginOf looks at a directory without taking it. The cluster is zero if it is Blank.
+func OriginOf(dir string) (Origin, block.ClusterID, error) {
+	id, err := readIdentity(filepath.Join(dir, identityFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Blank, id.Cluster, nil
+	case err != nil:
+		return Blank, id.Cluster, err
+	case id.Stage == stageJoining:
+		return Entering, id.Cluster, nil
+	case id.Stage == stageJoined:
+		return Joined, id.Cluster, nil
+	}
+	return Founded, id.Cluster, nil
+}
+
+// Enter makes a blank directory that of a node which enters a cluster, and tells
+// its identity, by which the application registers the node before it opens the
+// directory: under the name of a voter, an empty one must not even listen.
+// Repeating it changes nothing.
+func Enter(dir, node string, cluster block.ClusterID) (directory block.UUID, err error) {
+	lock, err := lockDir(dir)
+	if err != nil {
+		return block.UUID{}, err
+	}
+	id, err := identify(&Config{Dir: dir, Node: node, Cluster: cluster})
+	return id.Directory, errors.Join(err, lock.Close())
+}
+
+// Withdraw makes a directory blank again after Enter, when the cluster refused it.
+func Withdraw(dir string) error {
+	if err := os.Remove(filepath.Join(dir, identityFile)); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
 
 // lockDir takes the directory for this process until the file is closed or the
 // process dies, whichever way.
@@ -59,7 +113,7 @@ func lockDir(dir string) (*os.File, error) {
 // identify reads the identity of the directory, or decides and records it if
 // the directory is new.
 func identify(c *Config) (identity, error) {
-	path := filepath.Join(c.Dir, "identity.json")
+	path := filepath.Join(c.Dir, identityFile)
 	id, err := readIdentity(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -72,7 +126,11 @@ func identify(c *Config) (identity, error) {
 	case !c.Cluster.IsZero() && id.Cluster != c.Cluster && !c.Bootstrap:
 		return identity{}, fmt.Errorf("%w: the data directory %s belongs to cluster %s, not %s", block.ErrPrecondition, c.Dir, id.Cluster, c.Cluster)
 	}
-	return id, nil
+	if id.Directory.IsZero() { // of a release of before
+		id.Directory = block.NewUUID()
+		err = id.write(path)
+	}
+	return id, err
 }
 
 func readIdentity(path string) (identity, error) {
@@ -100,7 +158,7 @@ func create(c *Config, path string) (identity, error) {
 			return identity{}, fmt.Errorf("%w: %s holds %s but no identity.json; restore it from a backup of the directory", block.ErrCorrupt, c.Dir, name)
 		}
 	}
-	id := identity{Format: identityFormat, Cluster: c.Cluster, Node: c.Node, Stage: stageJoining}
+	id := identity{Format: identityFormat, Cluster: c.Cluster, Node: c.Node, Stage: stageJoining, Directory: block.NewUUID()}
 	if c.Bootstrap {
 		id.Stage = stageNew
 	}
@@ -110,7 +168,7 @@ func create(c *Config, path string) (identity, error) {
 // advance records a later stage.
 func (id *identity) advance(dir, stage string) error {
 	id.Stage = stage
-	return id.write(filepath.Join(dir, "identity.json"))
+	return id.write(filepath.Join(dir, identityFile))
 }
 
 // write replaces the file as a whole, durably.

@@ -39,8 +39,27 @@ func (l *leadership) set(to Leadership) {
 	l.changed = make(chan struct{})
 }
 
-// Leadership returns the present state and a channel that is closed when it
-// may have changed.
+// wake makes those who wait look again.
+func (l *leadership) wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// followLeader wakes those who wait when this node hears of another leader, too.
+// raft calls the filter, which is all that there is of this observer.
+func (n *Node) followLeader() {
+	n.raft.RegisterObserver(hraft.NewObserver(nil, false, func(o *hraft.Observation) bool {
+		if _, leader := o.Data.(hraft.LeaderObservation); leader {
+			n.leadership.wake()
+		}
+		return false
+	}))
+}
+
+// Leadership returns the present state and a channel that is closed when it,
+// or what Leader says, may have changed.
 func (n *Node) Leadership() (Leadership, <-chan struct{}) { return n.leadership.get() }
 
 // Leader is the name and raft address of the leader as this node knows it,
@@ -67,6 +86,7 @@ func (n *Node) lead() {
 			n.leadership.set(Leadership{})
 			n.gate.close()
 			n.gate.drain()
+			n.stream.leave()
 			if err := n.raft.Shutdown().Error(); err != nil {
 				n.log.Error("raft did not stop", "err", err)
 			}

@@ -26,6 +26,7 @@ type list struct {
 	Index  uint64
 	Values map[string]string
 	Count  int
+	new    bool // knows "newer", which then sets as any other
 }
 
 func newList() *list { return &list{Values: map[string]string{}} }
@@ -39,7 +40,9 @@ func (m *list) Apply(index uint64, command []byte) (any, error) {
 	key, value, _ := strings.Cut(string(command), " ")
 	switch key {
 	case "newer":
-		return nil, errNewer
+		if !m.new {
+			return nil, errNewer
+		}
 	case "refuse":
 		m.Index = index
 		return errors.New("refused"), nil
@@ -69,6 +72,12 @@ func (m *list) Restore(r io.Reader) error {
 	defer m.mu.Unlock()
 	m.Index, m.Values, m.Count = c.Index, c.Values, c.Count
 	return nil
+}
+
+func (m *list) knowsNewer(does bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.new = does
 }
 
 func (m *list) get(key string) string {

@@ -17,6 +17,19 @@ func (n *Node) AddVoter(ctx context.Context, node, address string) error {
 	})
 }
 
+// Admit makes a server a member without a vote, which receives the state and
+// the log; of one that is a member it corrects the address. Only the leader can.
+func (n *Node) Admit(ctx context.Context, node, address string) error {
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if s.ID == hraft.ServerID(node) && s.Address == hraft.ServerAddress(address) {
+			return nil
+		}
+	}
+	return n.change(ctx, func() hraft.IndexFuture { // of a voter it changes nothing but the address
+		return n.raft.AddNonvoter(hraft.ServerID(node), hraft.ServerAddress(address), 0, patience(ctx))
+	})
+}
+
 // RemoveServer takes a server out of the cluster.
 func (n *Node) RemoveServer(ctx context.Context, node string) error {
 	return n.change(ctx, func() hraft.IndexFuture {

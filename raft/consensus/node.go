@@ -142,6 +142,7 @@ func (n *Node) start(f found) error {
 		return errors.Join(err, trans.Close())
 	}
 	n.raft, n.trans = raft, trans
+	n.followLeader()
 	n.fsm.applied.advance(f.snapshot)
 	if alone {
 		// There is no leader to wait for. A shorter timeout makes raft look
@@ -158,12 +159,15 @@ func (n *Node) start(f found) error {
 
 // found writes the first entry of a new cluster's log, and keeps the stage.
 func (n *Node) found(f found, config *hraft.Config, trans *transport) error {
+	member := n.identity.Stage == stageReady || n.identity.Stage == stageJoined
 	switch {
-	case n.identity.Stage == stageReady && f.empty():
+	case member && f.empty():
 		return fmt.Errorf("%w: the data directory %s was in use but holds neither log nor snapshots: restore it from a backup, "+
 			"or empty it and let the node join again", block.ErrCorrupt, n.config.Dir)
-	case n.identity.Stage == stageReady, n.identity.Stage == stageJoining && f.empty():
+	case member, n.identity.Stage == stageJoining && f.empty():
 		return nil
+	case n.identity.Stage == stageJoining:
+		return n.identity.advance(n.config.Dir, stageJoined)
 	case f.empty():
 		first := hraft.Configuration{Servers: []hraft.Server{{
 			Suffrage: hraft.Voter, ID: config.LocalID, Address: trans.LocalAddr(),
@@ -178,6 +182,20 @@ func (n *Node) found(f found, config *hraft.Config, trans *transport) error {
 	}
 	return n.identity.advance(n.config.Dir, stageReady)
 }
+
+// settle records that a joiner has received something: from now on an empty
+// directory is one that forgot. Called by compact only.
+func (n *Node) settle() {
+	if n.identity.Stage != stageJoining || n.raft.LastIndex() == 0 {
+		return
+	}
+	if err := n.identity.advance(n.config.Dir, stageJoined); err != nil {
+		n.log.Warn("that this node has joined was not recorded; it is tried again", "err", err)
+	}
+}
+
+// Directory is the identity of the data directory.
+func (n *Node) Directory() block.UUID { return n.identity.Directory }
 
 // Cluster is the identity of the cluster this directory belongs to.
 func (n *Node) Cluster() block.ClusterID { return n.identity.Cluster }
@@ -222,6 +240,7 @@ func (n *Node) shut() error {
 	}
 	n.gate.drain()
 	close(n.quit)
+	n.stream.leave()
 	err := n.raft.Shutdown().Error() // closes the transport, and the stream with it
 	n.trans.CloseStreams()           // what it dialled
 	n.wait.Wait()

@@ -23,6 +23,7 @@ type Stats struct {
 	StableBytes   int64 // term, vote and segment records
 	SnapshotBytes int64
 	Voters        []string // names
+	Learners      []string // those that hold the state and have no vote
 }
 
 // Stats is cheap enough for a scrape: it reads three directories.
@@ -54,10 +55,18 @@ func (n *Node) Stats() Stats {
 		}
 		return nil
 	})
+	s.Voters, s.Learners = n.Members()
+	return s
+}
+
+// Members are the names of those who vote, and of those who hold the state only.
+func (n *Node) Members() (voters, learners []string) {
 	for _, server := range n.raft.GetConfiguration().Configuration().Servers {
 		if server.Suffrage == hraft.Voter {
-			s.Voters = append(s.Voters, string(server.ID))
+			voters = append(voters, string(server.ID))
+		} else {
+			learners = append(learners, string(server.ID))
 		}
 	}
-	return s
+	return voters, learners
 }

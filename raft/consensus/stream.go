@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	hraft "github.com/hashicorp/raft"
@@ -18,6 +19,11 @@ const (
 	greeting       = "GABRAFT1"
 	greetDeadline  = 5 * time.Second
 	greetingAtOnce = 64 // connections that have not greeted yet; more are closed
+
+	// A server that starts again is found as soon as it listens if it was away for
+	// seconds: raft counts failures, and with ten of them pauses for seconds, too.
+	redialFor   = 2 * time.Second
+	redialEvery = 50 * time.Millisecond
 )
 
 // stream is the raft port. A connection opens with the greeting and the
@@ -34,6 +40,8 @@ type stream struct {
 	accepted chan net.Conn
 	closed   chan struct{}
 	once     sync.Once
+	leaving  chan struct{} // nobody is dialled again
+	leave    func()
 	wait     sync.WaitGroup
 	tokens   chan struct{}
 
@@ -67,9 +75,11 @@ func newStream(listener net.Listener, advertise net.Addr, cluster block.ClusterI
 		quiet:    quiet{seen: map[string]seen{}},
 		accepted: make(chan net.Conn),
 		closed:   make(chan struct{}),
+		leaving:  make(chan struct{}),
 		tokens:   make(chan struct{}, greetingAtOnce),
 		peers:    map[*peer]struct{}{},
 	}
+	s.leave = sync.OnceFunc(func() { close(s.leaving) })
 	s.wait.Go(s.accept)
 	return s
 }
@@ -154,6 +164,7 @@ func (s *stream) Accept() (net.Conn, error) {
 func (s *stream) Close() error {
 	var err error
 	s.once.Do(func() {
+		s.leave()
 		close(s.closed)
 		err = s.listener.Close()
 		s.wait.Wait()
@@ -172,7 +183,7 @@ func (s *stream) Addr() net.Addr { return s.advertise }
 
 // Dial implements hraft.StreamLayer.
 func (s *stream) Dial(address hraft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	conn, err := net.DialTimeout("tcp", string(address), timeout)
+	conn, err := s.reach(string(address), timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -181,6 +192,21 @@ func (s *stream) Dial(address hraft.ServerAddress, timeout time.Duration) (net.C
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, conn.SetWriteDeadline(time.Time{})
+}
+
+// reach connects, and goes on for a while when nobody listens.
+func (s *stream) reach(address string, timeout time.Duration) (net.Conn, error) {
+	for end := time.Now().Add(min(timeout, redialFor)); ; {
+		conn, err := net.DialTimeout("tcp", address, timeout)
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(end) {
+			return conn, err
+		}
+		select {
+		case <-time.After(redialEvery):
+		case <-s.leaving:
+			return nil, err
+		}
+	}
 }
 
 // transport is the library's over stream. It sends nothing to followers while

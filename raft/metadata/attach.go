@@ -207,7 +207,7 @@ func (d *draft) detachVolume(c *metapb.DetachVolume) (*metapb.Attachment, error)
 		return old, nil
 	}
 	next := v.changed()
-	if v.grant == nil {
+	if v.unserved() {
 		d.detach(next, i)
 		return nil, nil
 	}

@@ -40,7 +40,10 @@ func checkCluster(v *View) error {
 		return broken("cluster: %v", err)
 	}
 	for name, n := range entries(v.nodes) {
-		if err := checkNode(n); err != nil || n.Name != name || n.Up || n.SeenAt != 0 {
+		if n.Directory != "" && v.level < LevelServers {
+			return broken("node %q has a directory at level %d", name, v.level)
+		}
+		if err := checkNode(n); err != nil || n.Name != name || n.Up || n.SeenAt != 0 || n.Role != metapb.Node_ROLE_UNSPECIFIED {
 			return broken("node %q is stored as %q, up %t, seen at %d: %v", n.Name, name, n.Up, n.SeenAt, err)
 		}
 	}
@@ -126,9 +129,10 @@ func checkVolume(v *View, vol *volume) error {
 		return broken("volume %q has %d bytes and wants only %d", vol.Name, vol.Size, vol.WantedSize)
 	case vol.Version == 0 || vol.CacheEpoch == 0:
 		return broken("volume %q has version %d and cache epoch %d", vol.Name, vol.Version, vol.CacheEpoch)
-	case g == nil && vol.Size != vol.WantedSize:
-		return broken("volume %q was never granted and waits for its growth", vol.Name)
-	case g != nil && (g.Generation == 0 || g.Generation >= vol.Version || v.Node(g.Node) == nil):
+	case vol.unserved() && vol.Size != vol.WantedSize:
+		return broken("volume %q has no primary and waits for its growth", vol.Name)
+	case g != nil && (g.Generation == 0 || g.Generation >= vol.Version || v.Node(g.Node) == nil && v.level < LevelServers),
+		g != nil && g.Node == "" && (g.Opened || g.Process != "" || len(vol.members) > 0):
 		return broken("volume %q at version %d has generation %d on node %q", vol.Name, vol.Version, g.Generation, g.Node)
 	}
 	return nil
@@ -154,7 +158,7 @@ func checkAttachments(v *View, vol *volume) error {
 			return broken("attachment %s is of volume %s, stored with %s", a.Id, a.VolumeId, vol.Id)
 		case !digestMatches(a):
 			return broken("attachment %s has a digest of another token", a.Id)
-		case a.Revoking && vol.grant == nil:
+		case a.Revoking && vol.unserved():
 			return broken("attachment %s is being revoked by no primary", a.Id)
 		}
 	}

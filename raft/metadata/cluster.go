@@ -41,11 +41,14 @@ func (d *draft) putNode(c *metapb.PutNode) error {
 		return fmt.Errorf("%w: no node to register", block.ErrInvalid)
 	}
 	n := proto.CloneOf(c.Node)
-	n.Up, n.SeenAt = false, 0
+	n.Up, n.SeenAt, n.Role = false, 0, metapb.Node_ROLE_UNSPECIFIED
 	if err := checkNode(n); err != nil {
 		return err
 	}
 	old := d.Node(n.Name)
+	if err := keepDirectory(old, n, d.at); err != nil {
+		return err
+	}
 	if !proto.Equal(old, n) {
 		d.nodes = d.nodes.Set(n.Name, n)
 	}
@@ -64,6 +67,21 @@ func (d *draft) putNode(c *metapb.PutNode) error {
 	return nil
 }
 
+// keepDirectory refuses a node whose server has another data directory than it
+// registered with: a voter that forgot what it acknowledged could elect a
+// leader that lacks it. A command of before the level knows no directories.
+func keepDirectory(old, n *metapb.Node, level uint32) error {
+	switch {
+	case old.GetDirectory() == "":
+	case level < LevelServers:
+		n.Directory = old.Directory
+	case n.Directory != old.Directory:
+		return fmt.Errorf("%w: node %q is registered with another data directory: start its server with that one, give this one another name, "+
+			"or, if that one is lost for good, `gabion node remove %s` first", block.ErrInUse, n.Name, n.Name)
+	}
+	return nil
+}
+
 func checkNode(n *metapb.Node) error {
 	if err := ValidateNodeName(n.Name); err != nil {
 		return err
@@ -72,7 +90,7 @@ func checkNode(n *metapb.Node) error {
 		return fmt.Errorf("node %q: %w", n.Name, err)
 	}
 	return checkText(fmt.Sprintf("node %q", n.Name), n.MetadataAddress, n.RaftAddress, n.ReplicaAddress,
-		n.NbdAddress, n.NbdSocket, n.Process, n.Version)
+		n.NbdAddress, n.NbdSocket, n.Process, n.Version, n.Directory)
 }
 
 func (d *draft) putDisks(c *metapb.PutDisks) error {
@@ -169,13 +187,18 @@ func (d *draft) emitDisk(disk *metapb.Disk) {
 
 // giveUpDisks takes from a node the disks that its registration did not list.
 func (d *draft) giveUpDisks(node string, listed map[block.DiskID]bool) {
+	d.orphanDisks(node, listed, fmt.Sprintf("node %q started without it", node))
+}
+
+// orphanDisks makes a node's disks nobody's, but for some.
+func (d *draft) orphanDisks(node string, except map[block.DiskID]bool, why string) {
 	for id, old := range entries(d.disks) {
-		if old.Node != node || listed[id] {
+		if old.Node != node || except[id] {
 			continue
 		}
 		gone := proto.CloneOf(old.Disk)
 		gone.Node, gone.State, gone.Available = "", metapb.Disk_FAILED, 0
-		gone.Problem = fmt.Sprintf("node %q started without it", node)
+		gone.Problem = why
 		d.disks = d.disks.Set(id, disk{Disk: gone, number: old.number})
 		d.emit(&metapb.Event{Type: DiskFailed, Node: node, DiskId: gone.Id},
 			"disk %s at %q failed: %s", gone.Id, gone.Path, gone.Problem)

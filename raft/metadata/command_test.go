@@ -83,7 +83,10 @@ func (s *script) command(verb string, a args) *metapb.Command {
 			moved = append(moved, id(m))
 		}
 		c.Kind = &metapb.Command_PutNode{PutNode: &metapb.PutNode{Disks: a.disks(), MovedDisks: moved, Node: &metapb.Node{Name: a.positional()[0],
-			Rack: a.str("rack", "r1"), Process: a.str("process", "p1"), FeatureLevel: uint32(a.num("announces", Level)), Up: true, SeenAt: 7}}}
+			Rack: a.str("rack", "r1"), Process: a.str("process", "p1"), FeatureLevel: uint32(a.num("announces", Level)),
+			Directory: a.str("directory", ""), Up: true, SeenAt: 7}}}
+	case "remove":
+		c.Kind = &metapb.Command_RemoveNode{RemoveNode: &metapb.RemoveNode{Name: a.positional()[0]}}
 	case "disks":
 		c.Kind = &metapb.Command_PutDisks{PutDisks: &metapb.PutDisks{Node: a.positional()[0], Disks: a.disks()}}
 	case "create":

@@ -15,6 +15,7 @@ import (
 const (
 	NodeRegistered        = "NodeRegistered"
 	NodeRackChanged       = "NodeRackChanged"
+	NodeRemoved           = "NodeRemoved"
 	DiskOnline            = "DiskOnline"
 	DiskFailed            = "DiskFailed"
 	DiskFull              = "DiskFull"
@@ -27,6 +28,7 @@ const (
 	Detached              = "Detached"
 	PrimaryGranted        = "PrimaryGranted"
 	PrimaryOpened         = "PrimaryOpened"
+	PrimaryRemoved        = "PrimaryRemoved"
 	CacheEpochRaised      = "CacheEpochRaised"
 	FormatStarted         = "FormatStarted"
 	FormatDone            = "FormatDone"

@@ -42,7 +42,9 @@ func (g *generator) command(v *View) *metapb.Command {
 func (g *generator) any(c *metapb.Command, v *View) {
 	vol := g.volume(v)
 	switch k := g.IntN(100); {
-	case k < 6:
+	case k < 1:
+		c.Kind = &metapb.Command_RemoveNode{RemoveNode: &metapb.RemoveNode{Name: g.one("n1", "n2", "n3", "n4")}}
+	case k < 7:
 		c.Kind = g.putNode()
 	case k < 12:
 		node := g.one("n1", "n2", "n3")
@@ -94,6 +96,9 @@ func (g *generator) rack(v *View) string {
 func (g *generator) putNode() *metapb.Command_PutNode {
 	name := g.one("n1", "n2", "n3")
 	c := &metapb.PutNode{Node: &metapb.Node{Name: name, Rack: g.one("r1", "r2"), Process: g.one("p1", "p1", "p2"), FeatureLevel: uint32(1 + g.IntN(Level))}, Disks: g.disks(name)}
+	if g.seldom() {
+		c.Node.Directory = g.one("e1", "e1", "e2")
+	}
 	if g.seldom() && len(c.Disks) > 0 {
 		c.MovedDisks = []string{c.Disks[0].Id}
 	}

@@ -12,7 +12,7 @@ import (
 
 // Level is the highest feature level this binary can apply. A proposer uses
 // View.Level: a level above 1 starts only when all nodes have announced it.
-const Level = LevelTerms
+const Level = LevelServers
 
 // The levels, each with what it added.
 const (
@@ -23,6 +23,8 @@ const (
 	// LevelTerms: attachments know on which terms they were given: see Attachment.foreign and alone.
 	// Names of volumes may have tabs and line ends.
 	LevelTerms = 3
+	// LevelServers: several servers to a cell. Nodes can be removed, and have a data directory that is theirs.
+	LevelServers = 4
 )
 
 // ErrNewer says that a command or a snapshot comes from a newer feature level.
@@ -54,6 +56,9 @@ func Validate(c *metapb.Command) error {
 // needs is the lowest level at which a command can be applied wholly. At a lower
 // one an older voter would halt at it.
 func needs(c *metapb.Command) uint32 {
+	if n := c.GetPutNode().GetNode(); c.GetRemoveNode() != nil || n.GetDirectory() != "" || n.GetRole() != metapb.Node_ROLE_UNSPECIFIED {
+		return LevelServers
+	}
 	if a := c.GetAttachVolume().GetAttachment(); a.GetForeign() || a.GetAlone() || strings.ContainsAny(c.GetCreateVolume().GetName(), space) {
 		return LevelTerms
 	}

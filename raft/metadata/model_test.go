@@ -50,7 +50,7 @@ type model struct {
 	consumers map[string]modelConsumer
 }
 
-type modelNode struct{ process, rack string }
+type modelNode struct{ process, rack, directory string }
 
 type modelConsumer struct {
 	rack string
@@ -70,6 +70,7 @@ type modelVolume struct {
 	version      uint64
 	epoch        uint64
 	generation   uint64
+	primary      string // empty: none, or it was removed
 	opened       bool
 	members      map[string]modelMember
 	runs         map[uint32]string          // disks, joined
@@ -91,6 +92,9 @@ type modelMember struct {
 }
 
 func (m *model) apply(c *metapb.Command) error {
+	if c.Level < 4 && (c.GetRemoveNode() != nil || c.GetPutNode().GetNode().GetDirectory() != "") {
+		return block.ErrUnavailable
+	}
 	if a := c.GetAttachVolume().GetAttachment(); c.Level < 3 && (a.GetForeign() || a.GetAlone()) {
 		return block.ErrUnavailable
 	}
@@ -106,7 +110,9 @@ func (m *model) apply(c *metapb.Command) error {
 	case *metapb.Command_SetFormat:
 		return m.setFormat(k.SetFormat)
 	case *metapb.Command_PutNode:
-		return m.putNode(k.PutNode)
+		return m.putNode(k.PutNode, c.Level)
+	case *metapb.Command_RemoveNode:
+		return m.removeNode(k.RemoveNode.Name)
 	case *metapb.Command_PutDisks:
 		if _, ok := m.nodes[k.PutDisks.Node]; !ok {
 			return block.ErrNotFound
@@ -139,11 +145,44 @@ func (m *model) apply(c *metapb.Command) error {
 	panic("unknown command")
 }
 
-func (m *model) putNode(c *metapb.PutNode) error {
+func (m *model) removeNode(name string) error {
+	for _, v := range m.volumes {
+		for id := range v.members {
+			if m.disks[id].node == name {
+				return block.ErrInUse
+			}
+		}
+	}
+	delete(m.nodes, name)
+	for _, v := range m.volumes {
+		if v.primary == name && len(v.members) == 0 {
+			v.generation++
+			v.version++
+			v.primary, v.opened, v.size = "", false, v.wanted
+			maps.DeleteFunc(v.attached, func(_ string, a modelAttachment) bool { return a.end })
+		}
+	}
+	for id, d := range m.disks {
+		if d.node == name {
+			d.node, d.state = "", metapb.Disk_FAILED
+			m.disks[id] = d
+		}
+	}
+	return nil
+}
+
+func (m *model) putNode(c *metapb.PutNode, level uint32) error {
+	directory := c.Node.Directory
+	if old := m.nodes[c.Node.Name].directory; old != "" && directory != old {
+		if level >= 4 {
+			return block.ErrInUse
+		}
+		directory = old
+	}
 	if err := m.putDisks(c.Node.Name, c.Disks, c.MovedDisks); err != nil {
 		return err
 	}
-	m.nodes[c.Node.Name] = modelNode{c.Node.Process, c.Node.Rack}
+	m.nodes[c.Node.Name] = modelNode{c.Node.Process, c.Node.Rack, directory}
 	for id, d := range m.disks {
 		if d.node == c.Node.Name && !slices.ContainsFunc(c.Disks, func(l *metapb.Disk) bool { return l.Id == id }) {
 			d.node, d.state = "", metapb.Disk_FAILED
@@ -322,7 +361,7 @@ func (m *model) resize(c *metapb.ResizeVolume) error {
 	}
 	v.wanted = c.Size
 	v.version++
-	if v.generation == 0 {
+	if v.primary == "" {
 		v.size = c.Size
 	}
 	return nil
@@ -401,7 +440,7 @@ func (m *model) detach(c *metapb.DetachVolume) {
 		return
 	}
 	v.version++
-	if v.generation == 0 {
+	if v.primary == "" {
 		delete(v.attached, node)
 	} else {
 		a.end = true
@@ -445,7 +484,7 @@ func (m *model) grant(c *metapb.GrantPrimary) error {
 	}
 	v.generation++
 	v.version++
-	v.opened = false
+	v.opened, v.primary = false, c.Node
 	return nil
 }
 
@@ -454,7 +493,7 @@ func (m *model) fenced(c *metapb.FencedCommand) error {
 	switch {
 	case v == nil:
 		return block.ErrNotFound
-	case v.generation == 0 || c.Fence.Generation != v.generation || c.Fence.Version != v.version:
+	case v.primary == "" || c.Fence.Generation != v.generation || c.Fence.Version != v.version:
 		return block.ErrStale
 	case c.GetTakeover() == nil && !v.opened:
 		return block.ErrPrecondition

@@ -62,7 +62,7 @@ func (d *draft) applyFenced(c *metapb.FencedCommand) (*metapb.Volume, error) {
 }
 
 func (v *volume) checkFence(f *metapb.Fence) error {
-	if v.grant.GetGeneration() == 0 || f.Generation != v.grant.Generation {
+	if v.unserved() || f.Generation != v.grant.Generation {
 		return fmt.Errorf("%w: volume %q is in generation %d with primary %q, not in generation %d",
 			block.ErrStale, v.Name, v.grant.GetGeneration(), v.grant.GetNode(), f.Generation)
 	}

@@ -136,6 +136,8 @@ func (d *draft) apply(c *metapb.Command) (proto.Message, error) {
 		return result(d.setFormat(k.SetFormat))
 	case *metapb.Command_PutConsumer:
 		return nil, d.putConsumer(k.PutConsumer)
+	case *metapb.Command_RemoveNode:
+		return nil, d.removeNode(k.RemoveNode)
 	}
 	panic(fmt.Sprintf("metadata: Validate let %T pass", c.GetKind()))
 }

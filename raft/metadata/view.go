@@ -57,11 +57,15 @@ type runs = immutable.SortedMap[block.RunIndex, replicas]
 type volume struct {
 	*metapb.Volume
 	id          block.VolumeID
-	grant       *metapb.Grant        // nil: never granted
+	grant       *metapb.Grant        // nil: never granted; without a node: that was removed
 	members     []*metapb.Member     // by disk id
 	attachments []*metapb.Attachment // by node
 	runs        *runs
 }
+
+// unserved reports whether a volume has no primary that could confirm anything:
+// it was never granted, or the node was removed.
+func (v *volume) unserved() bool { return v.grant.GetNode() == "" }
 
 // Index is the log index of the last command applied, 0 before the first.
 func (v *View) Index() uint64 { return v.index }

@@ -127,7 +127,7 @@ func (d *draft) resizeVolume(c *metapb.ResizeVolume) (*metapb.Volume, error) {
 	next := v.changed()
 	next.WantedSize = c.Size
 	d.promise(next.Volume, more)
-	if v.grant == nil {
+	if v.unserved() {
 		next.Size = c.Size
 		d.emitVolume(VolumeGrown, next, "", "volume %q grew from %d to %d bytes", v.Name, v.Size, next.Size)
 	} else {

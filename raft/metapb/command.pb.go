@@ -44,6 +44,7 @@ type Command struct {
 	//	*Command_RecordEvent
 	//	*Command_SetFormat
 	//	*Command_PutConsumer
+	//	*Command_RemoveNode
 	Kind          isCommand_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -217,6 +218,15 @@ func (x *Command) GetPutConsumer() *PutConsumer {
 	return nil
 }
 
+func (x *Command) GetRemoveNode() *RemoveNode {
+	if x != nil {
+		if x, ok := x.Kind.(*Command_RemoveNode); ok {
+			return x.RemoveNode
+		}
+	}
+	return nil
+}
+
 type isCommand_Kind interface {
 	isCommand_Kind()
 }
@@ -273,6 +283,10 @@ type Command_PutConsumer struct {
 	PutConsumer *PutConsumer `protobuf:"bytes,22,opt,name=put_consumer,json=putConsumer,proto3,oneof"`
 }
 
+type Command_RemoveNode struct {
+	RemoveNode *RemoveNode `protobuf:"bytes,23,opt,name=remove_node,json=removeNode,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Kind() {}
 
 func (*Command_PutNode) isCommand_Kind() {}
@@ -298,6 +312,8 @@ func (*Command_RecordEvent) isCommand_Kind() {}
 func (*Command_SetFormat) isCommand_Kind() {}
 
 func (*Command_PutConsumer) isCommand_Kind() {}
+
+func (*Command_RemoveNode) isCommand_Kind() {}
 
 type InitCluster struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1045,6 +1061,51 @@ func (x *PutConsumer) GetConsumer() *Consumer {
 	return nil
 }
 
+// A node that will not come back.
+type RemoveNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNode) Reset() {
+	*x = RemoveNode{}
+	mi := &file_command_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNode) ProtoMessage() {}
+
+func (x *RemoveNode) ProtoReflect() protoreflect.Message {
+	mi := &file_command_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
+func (*RemoveNode) Descriptor() ([]byte, []int) {
+	return file_command_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RemoveNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type RecordEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         *Event                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
@@ -1054,7 +1115,7 @@ type RecordEvent struct {
 
 func (x *RecordEvent) Reset() {
 	*x = RecordEvent{}
-	mi := &file_command_proto_msgTypes[13]
+	mi := &file_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1127,7 @@ func (x *RecordEvent) String() string {
 func (*RecordEvent) ProtoMessage() {}
 
 func (x *RecordEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_command_proto_msgTypes[13]
+	mi := &file_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1140,7 @@ func (x *RecordEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordEvent.ProtoReflect.Descriptor instead.
 func (*RecordEvent) Descriptor() ([]byte, []int) {
-	return file_command_proto_rawDescGZIP(), []int{13}
+	return file_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RecordEvent) GetEvent() *Event {
@@ -1093,7 +1154,7 @@ var File_command_proto protoreflect.FileDescriptor
 
 const file_command_proto_rawDesc = "" +
 	"\n" +
-	"\rcommand.proto\x12\tgabion.v1\x1a\robjects.proto\"\xc2\x06\n" +
+	"\rcommand.proto\x12\tgabion.v1\x1a\robjects.proto\"\xfc\x06\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12;\n" +
@@ -1111,7 +1172,9 @@ const file_command_proto_rawDesc = "" +
 	"\frecord_event\x18\x14 \x01(\v2\x16.gabion.v1.RecordEventH\x00R\vrecordEvent\x125\n" +
 	"\n" +
 	"set_format\x18\x15 \x01(\v2\x14.gabion.v1.SetFormatH\x00R\tsetFormat\x12;\n" +
-	"\fput_consumer\x18\x16 \x01(\v2\x16.gabion.v1.PutConsumerH\x00R\vputConsumerB\x06\n" +
+	"\fput_consumer\x18\x16 \x01(\v2\x16.gabion.v1.PutConsumerH\x00R\vputConsumer\x128\n" +
+	"\vremove_node\x18\x17 \x01(\v2\x15.gabion.v1.RemoveNodeH\x00R\n" +
+	"removeNodeB\x06\n" +
 	"\x04kind\"\x98\x01\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
@@ -1166,7 +1229,10 @@ const file_command_proto_rawDesc = "" +
 	"\rattachment_id\x18\x02 \x01(\tR\fattachmentId\x120\n" +
 	"\x06format\x18\x03 \x01(\x0e2\x18.gabion.v1.Volume.FormatR\x06format\">\n" +
 	"\vPutConsumer\x12/\n" +
-	"\bconsumer\x18\x01 \x01(\v2\x13.gabion.v1.ConsumerR\bconsumer\"5\n" +
+	"\bconsumer\x18\x01 \x01(\v2\x13.gabion.v1.ConsumerR\bconsumer\" \n" +
+	"\n" +
+	"RemoveNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"5\n" +
 	"\vRecordEvent\x12&\n" +
 	"\x05event\x18\x01 \x01(\v2\x10.gabion.v1.EventR\x05eventB.Z,github.com/gabion-storage/gabion/raft/metapbb\x06proto3"
 
@@ -1182,7 +1248,7 @@ func file_command_proto_rawDescGZIP() []byte {
 	return file_command_proto_rawDescData
 }
 
-var file_command_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_command_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_command_proto_goTypes = []any{
 	(*Command)(nil),       // 0: gabion.v1.Command
 	(*InitCluster)(nil),   // 1: gabion.v1.InitCluster
@@ -1197,19 +1263,20 @@ var file_command_proto_goTypes = []any{
 	(*FencedCommand)(nil), // 10: gabion.v1.FencedCommand
 	(*SetFormat)(nil),     // 11: gabion.v1.SetFormat
 	(*PutConsumer)(nil),   // 12: gabion.v1.PutConsumer
-	(*RecordEvent)(nil),   // 13: gabion.v1.RecordEvent
-	(*Node)(nil),          // 14: gabion.v1.Node
-	(*Disk)(nil),          // 15: gabion.v1.Disk
-	(*Policy)(nil),        // 16: gabion.v1.Policy
-	(*Attachment)(nil),    // 17: gabion.v1.Attachment
-	(*Fence)(nil),         // 18: gabion.v1.Fence
-	(*Takeover)(nil),      // 19: gabion.v1.Takeover
-	(*CommitRuns)(nil),    // 20: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),   // 21: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil), // 22: gabion.v1.ConfirmDetach
-	(Volume_Format)(0),    // 23: gabion.v1.Volume.Format
-	(*Consumer)(nil),      // 24: gabion.v1.Consumer
-	(*Event)(nil),         // 25: gabion.v1.Event
+	(*RemoveNode)(nil),    // 13: gabion.v1.RemoveNode
+	(*RecordEvent)(nil),   // 14: gabion.v1.RecordEvent
+	(*Node)(nil),          // 15: gabion.v1.Node
+	(*Disk)(nil),          // 16: gabion.v1.Disk
+	(*Policy)(nil),        // 17: gabion.v1.Policy
+	(*Attachment)(nil),    // 18: gabion.v1.Attachment
+	(*Fence)(nil),         // 19: gabion.v1.Fence
+	(*Takeover)(nil),      // 20: gabion.v1.Takeover
+	(*CommitRuns)(nil),    // 21: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),   // 22: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil), // 23: gabion.v1.ConfirmDetach
+	(Volume_Format)(0),    // 24: gabion.v1.Volume.Format
+	(*Consumer)(nil),      // 25: gabion.v1.Consumer
+	(*Event)(nil),         // 26: gabion.v1.Event
 }
 var file_command_proto_depIdxs = []int32{
 	1,  // 0: gabion.v1.Command.init_cluster:type_name -> gabion.v1.InitCluster
@@ -1222,27 +1289,28 @@ var file_command_proto_depIdxs = []int32{
 	8,  // 7: gabion.v1.Command.detach_volume:type_name -> gabion.v1.DetachVolume
 	9,  // 8: gabion.v1.Command.grant_primary:type_name -> gabion.v1.GrantPrimary
 	10, // 9: gabion.v1.Command.fenced:type_name -> gabion.v1.FencedCommand
-	13, // 10: gabion.v1.Command.record_event:type_name -> gabion.v1.RecordEvent
+	14, // 10: gabion.v1.Command.record_event:type_name -> gabion.v1.RecordEvent
 	11, // 11: gabion.v1.Command.set_format:type_name -> gabion.v1.SetFormat
 	12, // 12: gabion.v1.Command.put_consumer:type_name -> gabion.v1.PutConsumer
-	14, // 13: gabion.v1.PutNode.node:type_name -> gabion.v1.Node
-	15, // 14: gabion.v1.PutNode.disks:type_name -> gabion.v1.Disk
-	15, // 15: gabion.v1.PutDisks.disks:type_name -> gabion.v1.Disk
-	16, // 16: gabion.v1.CreateVolume.policy:type_name -> gabion.v1.Policy
-	17, // 17: gabion.v1.AttachVolume.attachment:type_name -> gabion.v1.Attachment
-	18, // 18: gabion.v1.FencedCommand.fence:type_name -> gabion.v1.Fence
-	19, // 19: gabion.v1.FencedCommand.takeover:type_name -> gabion.v1.Takeover
-	20, // 20: gabion.v1.FencedCommand.commit_runs:type_name -> gabion.v1.CommitRuns
-	21, // 21: gabion.v1.FencedCommand.confirm_size:type_name -> gabion.v1.ConfirmSize
-	22, // 22: gabion.v1.FencedCommand.confirm_detach:type_name -> gabion.v1.ConfirmDetach
-	23, // 23: gabion.v1.SetFormat.format:type_name -> gabion.v1.Volume.Format
-	24, // 24: gabion.v1.PutConsumer.consumer:type_name -> gabion.v1.Consumer
-	25, // 25: gabion.v1.RecordEvent.event:type_name -> gabion.v1.Event
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	13, // 13: gabion.v1.Command.remove_node:type_name -> gabion.v1.RemoveNode
+	15, // 14: gabion.v1.PutNode.node:type_name -> gabion.v1.Node
+	16, // 15: gabion.v1.PutNode.disks:type_name -> gabion.v1.Disk
+	16, // 16: gabion.v1.PutDisks.disks:type_name -> gabion.v1.Disk
+	17, // 17: gabion.v1.CreateVolume.policy:type_name -> gabion.v1.Policy
+	18, // 18: gabion.v1.AttachVolume.attachment:type_name -> gabion.v1.Attachment
+	19, // 19: gabion.v1.FencedCommand.fence:type_name -> gabion.v1.Fence
+	20, // 20: gabion.v1.FencedCommand.takeover:type_name -> gabion.v1.Takeover
+	21, // 21: gabion.v1.FencedCommand.commit_runs:type_name -> gabion.v1.CommitRuns
+	22, // 22: gabion.v1.FencedCommand.confirm_size:type_name -> gabion.v1.ConfirmSize
+	23, // 23: gabion.v1.FencedCommand.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	24, // 24: gabion.v1.SetFormat.format:type_name -> gabion.v1.Volume.Format
+	25, // 25: gabion.v1.PutConsumer.consumer:type_name -> gabion.v1.Consumer
+	26, // 26: gabion.v1.RecordEvent.event:type_name -> gabion.v1.Event
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_command_proto_init() }
@@ -1265,6 +1333,7 @@ func file_command_proto_init() {
 		(*Command_RecordEvent)(nil),
 		(*Command_SetFormat)(nil),
 		(*Command_PutConsumer)(nil),
+		(*Command_RemoveNode)(nil),
 	}
 	file_command_proto_msgTypes[10].OneofWrappers = []any{
 		(*FencedCommand_Takeover)(nil),
@@ -1278,7 +1347,7 @@ func file_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_command_proto_rawDesc), len(file_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

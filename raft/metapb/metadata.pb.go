@@ -73,7 +73,7 @@ func (x Condition_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Condition_Severity.Descriptor instead.
 func (Condition_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{24, 0}
+	return file_metadata_proto_rawDescGZIP(), []int{26, 0}
 }
 
 type LookupVolumeResponse_State int32
@@ -125,7 +125,7 @@ func (x LookupVolumeResponse_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LookupVolumeResponse_State.Descriptor instead.
 func (LookupVolumeResponse_State) EnumDescriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{37, 0}
+	return file_metadata_proto_rawDescGZIP(), []int{39, 0}
 }
 
 type CreateVolumeRequest struct {
@@ -1198,6 +1198,86 @@ func (x *ListNodesResponse) GetNodes() []*Node {
 	return nil
 }
 
+type RemoveNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeRequest) Reset() {
+	*x = RemoveNodeRequest{}
+	mi := &file_metadata_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeRequest) ProtoMessage() {}
+
+func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RemoveNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeResponse) Reset() {
+	*x = RemoveNodeResponse{}
+	mi := &file_metadata_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeResponse) ProtoMessage() {}
+
+func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{21}
+}
+
 type ListDisksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1206,7 +1286,7 @@ type ListDisksRequest struct {
 
 func (x *ListDisksRequest) Reset() {
 	*x = ListDisksRequest{}
-	mi := &file_metadata_proto_msgTypes[20]
+	mi := &file_metadata_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1298,7 @@ func (x *ListDisksRequest) String() string {
 func (*ListDisksRequest) ProtoMessage() {}
 
 func (x *ListDisksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[20]
+	mi := &file_metadata_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1311,7 @@ func (x *ListDisksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDisksRequest.ProtoReflect.Descriptor instead.
 func (*ListDisksRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{20}
+	return file_metadata_proto_rawDescGZIP(), []int{22}
 }
 
 type ListDisksResponse struct {
@@ -1243,7 +1323,7 @@ type ListDisksResponse struct {
 
 func (x *ListDisksResponse) Reset() {
 	*x = ListDisksResponse{}
-	mi := &file_metadata_proto_msgTypes[21]
+	mi := &file_metadata_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1335,7 @@ func (x *ListDisksResponse) String() string {
 func (*ListDisksResponse) ProtoMessage() {}
 
 func (x *ListDisksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[21]
+	mi := &file_metadata_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1348,7 @@ func (x *ListDisksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDisksResponse.ProtoReflect.Descriptor instead.
 func (*ListDisksResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{21}
+	return file_metadata_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListDisksResponse) GetDisks() []*Disk {
@@ -1286,7 +1366,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_metadata_proto_msgTypes[22]
+	mi := &file_metadata_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1378,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[22]
+	mi := &file_metadata_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,35 +1391,37 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{22}
+	return file_metadata_proto_rawDescGZIP(), []int{24}
 }
 
 type GetStatusResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	ExtentSize    int64                  `protobuf:"varint,2,opt,name=extent_size,json=extentSize,proto3" json:"extent_size,omitempty"`
-	Leader        string                 `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`
-	Term          uint64                 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
-	AppliedIndex  uint64                 `protobuf:"varint,5,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	Volumes       int64                  `protobuf:"varint,6,opt,name=volumes,proto3" json:"volumes,omitempty"`
-	Attachments   int64                  `protobuf:"varint,7,opt,name=attachments,proto3" json:"attachments,omitempty"`
-	Capacity      int64                  `protobuf:"varint,8,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	Used          int64                  `protobuf:"varint,9,opt,name=used,proto3" json:"used,omitempty"`
-	Provisioned   int64                  `protobuf:"varint,10,opt,name=provisioned,proto3" json:"provisioned,omitempty"`
-	Conditions    []*Condition           `protobuf:"bytes,11,rep,name=conditions,proto3" json:"conditions,omitempty"` // empty: all is well
-	Voters        []string               `protobuf:"bytes,12,rep,name=voters,proto3" json:"voters,omitempty"`
-	FeatureLevel  uint32                 `protobuf:"varint,13,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	Nodes         int64                  `protobuf:"varint,14,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	NodesUp       int64                  `protobuf:"varint,15,opt,name=nodes_up,json=nodesUp,proto3" json:"nodes_up,omitempty"` // heard of lately
-	Disks         int64                  `protobuf:"varint,16,opt,name=disks,proto3" json:"disks,omitempty"`
-	DisksOnline   int64                  `protobuf:"varint,17,opt,name=disks_online,json=disksOnline,proto3" json:"disks_online,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId         string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	ExtentSize        int64                  `protobuf:"varint,2,opt,name=extent_size,json=extentSize,proto3" json:"extent_size,omitempty"`
+	Leader            string                 `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`
+	Term              uint64                 `protobuf:"varint,4,opt,name=term,proto3" json:"term,omitempty"`
+	AppliedIndex      uint64                 `protobuf:"varint,5,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	Volumes           int64                  `protobuf:"varint,6,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	Attachments       int64                  `protobuf:"varint,7,opt,name=attachments,proto3" json:"attachments,omitempty"`
+	Capacity          int64                  `protobuf:"varint,8,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Used              int64                  `protobuf:"varint,9,opt,name=used,proto3" json:"used,omitempty"`
+	Provisioned       int64                  `protobuf:"varint,10,opt,name=provisioned,proto3" json:"provisioned,omitempty"`
+	Conditions        []*Condition           `protobuf:"bytes,11,rep,name=conditions,proto3" json:"conditions,omitempty"` // empty: all is well
+	Voters            []string               `protobuf:"bytes,12,rep,name=voters,proto3" json:"voters,omitempty"`
+	FeatureLevel      uint32                 `protobuf:"varint,13,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Nodes             int64                  `protobuf:"varint,14,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	NodesUp           int64                  `protobuf:"varint,15,opt,name=nodes_up,json=nodesUp,proto3" json:"nodes_up,omitempty"` // heard of lately
+	Disks             int64                  `protobuf:"varint,16,opt,name=disks,proto3" json:"disks,omitempty"`
+	DisksOnline       int64                  `protobuf:"varint,17,opt,name=disks_online,json=disksOnline,proto3" json:"disks_online,omitempty"`
+	Endurance         string                 `protobuf:"bytes,18,opt,name=endurance,proto3" json:"endurance,omitempty"` // which losses the metadata service survives, and which not: one sentence
+	NodesWithoutDisks int64                  `protobuf:"varint,19,opt,name=nodes_without_disks,json=nodesWithoutDisks,proto3" json:"nodes_without_disks,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_metadata_proto_msgTypes[23]
+	mi := &file_metadata_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1433,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[23]
+	mi := &file_metadata_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1446,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{23}
+	return file_metadata_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetStatusResponse) GetClusterId() string {
@@ -1486,6 +1568,20 @@ func (x *GetStatusResponse) GetDisksOnline() int64 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetEndurance() string {
+	if x != nil {
+		return x.Endurance
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetNodesWithoutDisks() int64 {
+	if x != nil {
+		return x.NodesWithoutDisks
+	}
+	return 0
+}
+
 // What is wrong, and what to do, each one sentence.
 type Condition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1499,7 +1595,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_metadata_proto_msgTypes[24]
+	mi := &file_metadata_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1607,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[24]
+	mi := &file_metadata_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1620,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{24}
+	return file_metadata_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Condition) GetSeverity() Condition_Severity {
@@ -1566,7 +1662,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_metadata_proto_msgTypes[25]
+	mi := &file_metadata_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1674,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[25]
+	mi := &file_metadata_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1687,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{25}
+	return file_metadata_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetCapacityRequest) GetRack() string {
@@ -1625,7 +1721,7 @@ type GetCapacityResponse struct {
 
 func (x *GetCapacityResponse) Reset() {
 	*x = GetCapacityResponse{}
-	mi := &file_metadata_proto_msgTypes[26]
+	mi := &file_metadata_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1733,7 @@ func (x *GetCapacityResponse) String() string {
 func (*GetCapacityResponse) ProtoMessage() {}
 
 func (x *GetCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[26]
+	mi := &file_metadata_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1746,7 @@ func (x *GetCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityResponse.ProtoReflect.Descriptor instead.
 func (*GetCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{26}
+	return file_metadata_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetCapacityResponse) GetAvailable() int64 {
@@ -1678,7 +1774,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_metadata_proto_msgTypes[27]
+	mi := &file_metadata_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1786,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[27]
+	mi := &file_metadata_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1799,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{27}
+	return file_metadata_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchRequest) GetAfterIndex() uint64 {
@@ -1731,14 +1827,14 @@ type RegisterNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Disks         []*Disk                `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"`
-	ClusterId     string                 `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // empty: not known yet
+	ClusterId     string                 `protobuf:"bytes,3,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // that its data directory, or its disks, belong to; empty: not known yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_metadata_proto_msgTypes[28]
+	mi := &file_metadata_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1846,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[28]
+	mi := &file_metadata_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1859,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{28}
+	return file_metadata_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RegisterNodeRequest) GetNode() *Node {
@@ -1797,7 +1893,7 @@ type RegisterNodeResponse struct {
 
 func (x *RegisterNodeResponse) Reset() {
 	*x = RegisterNodeResponse{}
-	mi := &file_metadata_proto_msgTypes[29]
+	mi := &file_metadata_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1905,7 @@ func (x *RegisterNodeResponse) String() string {
 func (*RegisterNodeResponse) ProtoMessage() {}
 
 func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[29]
+	mi := &file_metadata_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1918,7 @@ func (x *RegisterNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{29}
+	return file_metadata_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RegisterNodeResponse) GetClusterId() string {
@@ -1851,7 +1947,7 @@ type ReportDisksRequest struct {
 
 func (x *ReportDisksRequest) Reset() {
 	*x = ReportDisksRequest{}
-	mi := &file_metadata_proto_msgTypes[30]
+	mi := &file_metadata_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1959,7 @@ func (x *ReportDisksRequest) String() string {
 func (*ReportDisksRequest) ProtoMessage() {}
 
 func (x *ReportDisksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[30]
+	mi := &file_metadata_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1972,7 @@ func (x *ReportDisksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportDisksRequest.ProtoReflect.Descriptor instead.
 func (*ReportDisksRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{30}
+	return file_metadata_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportDisksRequest) GetNode() string {
@@ -1915,7 +2011,7 @@ type ReportDisksResponse struct {
 
 func (x *ReportDisksResponse) Reset() {
 	*x = ReportDisksResponse{}
-	mi := &file_metadata_proto_msgTypes[31]
+	mi := &file_metadata_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2023,7 @@ func (x *ReportDisksResponse) String() string {
 func (*ReportDisksResponse) ProtoMessage() {}
 
 func (x *ReportDisksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[31]
+	mi := &file_metadata_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2036,7 @@ func (x *ReportDisksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportDisksResponse.ProtoReflect.Descriptor instead.
 func (*ReportDisksResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{31}
+	return file_metadata_proto_rawDescGZIP(), []int{33}
 }
 
 type ReportEventRequest struct {
@@ -1952,7 +2048,7 @@ type ReportEventRequest struct {
 
 func (x *ReportEventRequest) Reset() {
 	*x = ReportEventRequest{}
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2060,7 @@ func (x *ReportEventRequest) String() string {
 func (*ReportEventRequest) ProtoMessage() {}
 
 func (x *ReportEventRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[32]
+	mi := &file_metadata_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2073,7 @@ func (x *ReportEventRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportEventRequest.ProtoReflect.Descriptor instead.
 func (*ReportEventRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{32}
+	return file_metadata_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReportEventRequest) GetEvent() *Event {
@@ -1995,7 +2091,7 @@ type ReportEventResponse struct {
 
 func (x *ReportEventResponse) Reset() {
 	*x = ReportEventResponse{}
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2103,7 @@ func (x *ReportEventResponse) String() string {
 func (*ReportEventResponse) ProtoMessage() {}
 
 func (x *ReportEventResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[33]
+	mi := &file_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2116,7 @@ func (x *ReportEventResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportEventResponse.ProtoReflect.Descriptor instead.
 func (*ReportEventResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{33}
+	return file_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 type GrantRequest struct {
@@ -2034,7 +2130,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2142,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[34]
+	mi := &file_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2155,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{34}
+	return file_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GrantRequest) GetVolumeId() string {
@@ -2092,7 +2188,7 @@ type ReadMapRequest struct {
 
 func (x *ReadMapRequest) Reset() {
 	*x = ReadMapRequest{}
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2200,7 @@ func (x *ReadMapRequest) String() string {
 func (*ReadMapRequest) ProtoMessage() {}
 
 func (x *ReadMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[35]
+	mi := &file_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2213,7 @@ func (x *ReadMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadMapRequest.ProtoReflect.Descriptor instead.
 func (*ReadMapRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{35}
+	return file_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReadMapRequest) GetVolumeId() string {
@@ -2136,7 +2232,7 @@ type LookupVolumeRequest struct {
 
 func (x *LookupVolumeRequest) Reset() {
 	*x = LookupVolumeRequest{}
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2244,7 @@ func (x *LookupVolumeRequest) String() string {
 func (*LookupVolumeRequest) ProtoMessage() {}
 
 func (x *LookupVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[36]
+	mi := &file_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2257,7 @@ func (x *LookupVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupVolumeRequest.ProtoReflect.Descriptor instead.
 func (*LookupVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{36}
+	return file_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LookupVolumeRequest) GetVolumeId() string {
@@ -2182,7 +2278,7 @@ type LookupVolumeResponse struct {
 
 func (x *LookupVolumeResponse) Reset() {
 	*x = LookupVolumeResponse{}
-	mi := &file_metadata_proto_msgTypes[37]
+	mi := &file_metadata_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2290,7 @@ func (x *LookupVolumeResponse) String() string {
 func (*LookupVolumeResponse) ProtoMessage() {}
 
 func (x *LookupVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[37]
+	mi := &file_metadata_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2303,7 @@ func (x *LookupVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupVolumeResponse.ProtoReflect.Descriptor instead.
 func (*LookupVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{37}
+	return file_metadata_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LookupVolumeResponse) GetClusterId() string {
@@ -2245,7 +2341,7 @@ type VolumeMap struct {
 
 func (x *VolumeMap) Reset() {
 	*x = VolumeMap{}
-	mi := &file_metadata_proto_msgTypes[38]
+	mi := &file_metadata_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2353,7 @@ func (x *VolumeMap) String() string {
 func (*VolumeMap) ProtoMessage() {}
 
 func (x *VolumeMap) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[38]
+	mi := &file_metadata_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2366,7 @@ func (x *VolumeMap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMap.ProtoReflect.Descriptor instead.
 func (*VolumeMap) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{38}
+	return file_metadata_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VolumeMap) GetIndex() uint64 {
@@ -2326,7 +2422,7 @@ type PlaceRunsRequest struct {
 
 func (x *PlaceRunsRequest) Reset() {
 	*x = PlaceRunsRequest{}
-	mi := &file_metadata_proto_msgTypes[39]
+	mi := &file_metadata_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2434,7 @@ func (x *PlaceRunsRequest) String() string {
 func (*PlaceRunsRequest) ProtoMessage() {}
 
 func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[39]
+	mi := &file_metadata_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2447,7 @@ func (x *PlaceRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRunsRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{39}
+	return file_metadata_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlaceRunsRequest) GetVolumeId() string {
@@ -2384,7 +2480,7 @@ type PlaceRunsResponse struct {
 
 func (x *PlaceRunsResponse) Reset() {
 	*x = PlaceRunsResponse{}
-	mi := &file_metadata_proto_msgTypes[40]
+	mi := &file_metadata_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2492,7 @@ func (x *PlaceRunsResponse) String() string {
 func (*PlaceRunsResponse) ProtoMessage() {}
 
 func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[40]
+	mi := &file_metadata_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2505,7 @@ func (x *PlaceRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRunsResponse.ProtoReflect.Descriptor instead.
 func (*PlaceRunsResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{40}
+	return file_metadata_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlaceRunsResponse) GetRuns() []*Run {
@@ -2435,7 +2531,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_metadata_proto_msgTypes[41]
+	mi := &file_metadata_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2543,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[41]
+	mi := &file_metadata_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2556,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{41}
+	return file_metadata_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProposeRequest) GetFence() *Fence {
@@ -2551,7 +2647,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_metadata_proto_msgTypes[42]
+	mi := &file_metadata_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2659,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_metadata_proto_msgTypes[42]
+	mi := &file_metadata_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2672,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_metadata_proto_rawDescGZIP(), []int{42}
+	return file_metadata_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ProposeResponse) GetIndex() uint64 {
@@ -2589,6 +2685,110 @@ func (x *ProposeResponse) GetIndex() uint64 {
 func (x *ProposeResponse) GetVersion() uint64 {
 	if x != nil {
 		return x.Version
+	}
+	return 0
+}
+
+type GetProgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetProgressRequest) Reset() {
+	*x = GetProgressRequest{}
+	mi := &file_metadata_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetProgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetProgressRequest) ProtoMessage() {}
+
+func (x *GetProgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetProgressRequest.ProtoReflect.Descriptor instead.
+func (*GetProgressRequest) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *GetProgressRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type GetProgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LastContact   int64                  `protobuf:"varint,1,opt,name=last_contact,json=lastContact,proto3" json:"last_contact,omitempty"` // nanoseconds since it heard the leader; negative: never
+	LastTerm      uint64                 `protobuf:"varint,2,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
+	LastIndex     uint64                 `protobuf:"varint,3,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetProgressResponse) Reset() {
+	*x = GetProgressResponse{}
+	mi := &file_metadata_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetProgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetProgressResponse) ProtoMessage() {}
+
+func (x *GetProgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_metadata_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetProgressResponse.ProtoReflect.Descriptor instead.
+func (*GetProgressResponse) Descriptor() ([]byte, []int) {
+	return file_metadata_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *GetProgressResponse) GetLastContact() int64 {
+	if x != nil {
+		return x.LastContact
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetLastTerm() uint64 {
+	if x != nil {
+		return x.LastTerm
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetLastIndex() uint64 {
+	if x != nil {
+		return x.LastIndex
 	}
 	return 0
 }
@@ -2669,11 +2869,14 @@ const file_metadata_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x12\n" +
 	"\x10ListNodesRequest\":\n" +
 	"\x11ListNodesResponse\x12%\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x0f.gabion.v1.NodeR\x05nodes\"\x12\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x0f.gabion.v1.NodeR\x05nodes\"'\n" +
+	"\x11RemoveNodeRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
+	"\x12RemoveNodeResponse\"\x12\n" +
 	"\x10ListDisksRequest\":\n" +
 	"\x11ListDisksResponse\x12%\n" +
 	"\x05disks\x18\x01 \x03(\v2\x0f.gabion.v1.DiskR\x05disks\"\x12\n" +
-	"\x10GetStatusRequest\"\x8f\x04\n" +
+	"\x10GetStatusRequest\"\xdd\x04\n" +
 	"\x11GetStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1f\n" +
@@ -2696,7 +2899,9 @@ const file_metadata_proto_rawDesc = "" +
 	"\x05nodes\x18\x0e \x01(\x03R\x05nodes\x12\x19\n" +
 	"\bnodes_up\x18\x0f \x01(\x03R\anodesUp\x12\x14\n" +
 	"\x05disks\x18\x10 \x01(\x03R\x05disks\x12!\n" +
-	"\fdisks_online\x18\x11 \x01(\x03R\vdisksOnline\"\xce\x01\n" +
+	"\fdisks_online\x18\x11 \x01(\x03R\vdisksOnline\x12\x1c\n" +
+	"\tendurance\x18\x12 \x01(\tR\tendurance\x12.\n" +
+	"\x13nodes_without_disks\x18\x13 \x01(\x03R\x11nodesWithoutDisks\"\xce\x01\n" +
 	"\tCondition\x129\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x1d.gabion.v1.Condition.SeverityR\bseverity\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
@@ -2782,7 +2987,14 @@ const file_metadata_proto_rawDesc = "" +
 	"\acommand\"A\n" +
 	"\x0fProposeResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion2\xa8\r\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"(\n" +
+	"\x12GetProgressRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"t\n" +
+	"\x13GetProgressResponse\x12!\n" +
+	"\flast_contact\x18\x01 \x01(\x03R\vlastContact\x12\x1b\n" +
+	"\tlast_term\x18\x02 \x01(\x04R\blastTerm\x12\x1d\n" +
+	"\n" +
+	"last_index\x18\x03 \x01(\x04R\tlastIndex2\xc1\x0e\n" +
 	"\bMetadata\x12A\n" +
 	"\fCreateVolume\x12\x1e.gabion.v1.CreateVolumeRequest\x1a\x11.gabion.v1.Volume\x12F\n" +
 	"\tGetVolume\x12\x1b.gabion.v1.GetVolumeRequest\x1a\x1c.gabion.v1.GetVolumeResponse\x12L\n" +
@@ -2796,7 +3008,9 @@ const file_metadata_proto_rawDesc = "" +
 	"\x10RegisterConsumer\x12\x13.gabion.v1.Consumer\x1a#.gabion.v1.RegisterConsumerResponse\x12A\n" +
 	"\vGetConsumer\x12\x1d.gabion.v1.GetConsumerRequest\x1a\x13.gabion.v1.Consumer\x12F\n" +
 	"\tListNodes\x12\x1b.gabion.v1.ListNodesRequest\x1a\x1c.gabion.v1.ListNodesResponse\x12F\n" +
-	"\tListDisks\x12\x1b.gabion.v1.ListDisksRequest\x1a\x1c.gabion.v1.ListDisksResponse\x12F\n" +
+	"\tListDisks\x12\x1b.gabion.v1.ListDisksRequest\x1a\x1c.gabion.v1.ListDisksResponse\x12I\n" +
+	"\n" +
+	"RemoveNode\x12\x1c.gabion.v1.RemoveNodeRequest\x1a\x1d.gabion.v1.RemoveNodeResponse\x12F\n" +
 	"\tGetStatus\x12\x1b.gabion.v1.GetStatusRequest\x1a\x1c.gabion.v1.GetStatusResponse\x12L\n" +
 	"\vGetCapacity\x12\x1d.gabion.v1.GetCapacityRequest\x1a\x1e.gabion.v1.GetCapacityResponse\x124\n" +
 	"\x05Watch\x12\x17.gabion.v1.WatchRequest\x1a\x10.gabion.v1.Event0\x01\x12O\n" +
@@ -2807,7 +3021,8 @@ const file_metadata_proto_rawDesc = "" +
 	"\aReadMap\x12\x19.gabion.v1.ReadMapRequest\x1a\x14.gabion.v1.VolumeMap\x12O\n" +
 	"\fLookupVolume\x12\x1e.gabion.v1.LookupVolumeRequest\x1a\x1f.gabion.v1.LookupVolumeResponse\x12F\n" +
 	"\tPlaceRuns\x12\x1b.gabion.v1.PlaceRunsRequest\x1a\x1c.gabion.v1.PlaceRunsResponse\x12@\n" +
-	"\aPropose\x12\x19.gabion.v1.ProposeRequest\x1a\x1a.gabion.v1.ProposeResponseB.Z,github.com/gabion-storage/gabion/raft/metapbb\x06proto3"
+	"\aPropose\x12\x19.gabion.v1.ProposeRequest\x1a\x1a.gabion.v1.ProposeResponse\x12L\n" +
+	"\vGetProgress\x12\x1d.gabion.v1.GetProgressRequest\x1a\x1e.gabion.v1.GetProgressResponseB.Z,github.com/gabion-storage/gabion/raft/metapbb\x06proto3"
 
 var (
 	file_metadata_proto_rawDescOnce sync.Once
@@ -2822,7 +3037,7 @@ func file_metadata_proto_rawDescGZIP() []byte {
 }
 
 var file_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_metadata_proto_goTypes = []any{
 	(Condition_Severity)(0),          // 0: gabion.v1.Condition.Severity
 	(LookupVolumeResponse_State)(0),  // 1: gabion.v1.LookupVolumeResponse.State
@@ -2846,88 +3061,92 @@ var file_metadata_proto_goTypes = []any{
 	(*GetConsumerRequest)(nil),       // 19: gabion.v1.GetConsumerRequest
 	(*ListNodesRequest)(nil),         // 20: gabion.v1.ListNodesRequest
 	(*ListNodesResponse)(nil),        // 21: gabion.v1.ListNodesResponse
-	(*ListDisksRequest)(nil),         // 22: gabion.v1.ListDisksRequest
-	(*ListDisksResponse)(nil),        // 23: gabion.v1.ListDisksResponse
-	(*GetStatusRequest)(nil),         // 24: gabion.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 25: gabion.v1.GetStatusResponse
-	(*Condition)(nil),                // 26: gabion.v1.Condition
-	(*GetCapacityRequest)(nil),       // 27: gabion.v1.GetCapacityRequest
-	(*GetCapacityResponse)(nil),      // 28: gabion.v1.GetCapacityResponse
-	(*WatchRequest)(nil),             // 29: gabion.v1.WatchRequest
-	(*RegisterNodeRequest)(nil),      // 30: gabion.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),     // 31: gabion.v1.RegisterNodeResponse
-	(*ReportDisksRequest)(nil),       // 32: gabion.v1.ReportDisksRequest
-	(*ReportDisksResponse)(nil),      // 33: gabion.v1.ReportDisksResponse
-	(*ReportEventRequest)(nil),       // 34: gabion.v1.ReportEventRequest
-	(*ReportEventResponse)(nil),      // 35: gabion.v1.ReportEventResponse
-	(*GrantRequest)(nil),             // 36: gabion.v1.GrantRequest
-	(*ReadMapRequest)(nil),           // 37: gabion.v1.ReadMapRequest
-	(*LookupVolumeRequest)(nil),      // 38: gabion.v1.LookupVolumeRequest
-	(*LookupVolumeResponse)(nil),     // 39: gabion.v1.LookupVolumeResponse
-	(*VolumeMap)(nil),                // 40: gabion.v1.VolumeMap
-	(*PlaceRunsRequest)(nil),         // 41: gabion.v1.PlaceRunsRequest
-	(*PlaceRunsResponse)(nil),        // 42: gabion.v1.PlaceRunsResponse
-	(*ProposeRequest)(nil),           // 43: gabion.v1.ProposeRequest
-	(*ProposeResponse)(nil),          // 44: gabion.v1.ProposeResponse
-	(*Policy)(nil),                   // 45: gabion.v1.Policy
-	(*Volume)(nil),                   // 46: gabion.v1.Volume
-	(*Attachment)(nil),               // 47: gabion.v1.Attachment
-	(*Grant)(nil),                    // 48: gabion.v1.Grant
-	(*Member)(nil),                   // 49: gabion.v1.Member
-	(Volume_Format)(0),               // 50: gabion.v1.Volume.Format
-	(*Node)(nil),                     // 51: gabion.v1.Node
-	(*Disk)(nil),                     // 52: gabion.v1.Disk
-	(*Event)(nil),                    // 53: gabion.v1.Event
-	(*Run)(nil),                      // 54: gabion.v1.Run
-	(*Fence)(nil),                    // 55: gabion.v1.Fence
-	(*Takeover)(nil),                 // 56: gabion.v1.Takeover
-	(*CommitRuns)(nil),               // 57: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),              // 58: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil),            // 59: gabion.v1.ConfirmDetach
-	(*Consumer)(nil),                 // 60: gabion.v1.Consumer
+	(*RemoveNodeRequest)(nil),        // 22: gabion.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),       // 23: gabion.v1.RemoveNodeResponse
+	(*ListDisksRequest)(nil),         // 24: gabion.v1.ListDisksRequest
+	(*ListDisksResponse)(nil),        // 25: gabion.v1.ListDisksResponse
+	(*GetStatusRequest)(nil),         // 26: gabion.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 27: gabion.v1.GetStatusResponse
+	(*Condition)(nil),                // 28: gabion.v1.Condition
+	(*GetCapacityRequest)(nil),       // 29: gabion.v1.GetCapacityRequest
+	(*GetCapacityResponse)(nil),      // 30: gabion.v1.GetCapacityResponse
+	(*WatchRequest)(nil),             // 31: gabion.v1.WatchRequest
+	(*RegisterNodeRequest)(nil),      // 32: gabion.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),     // 33: gabion.v1.RegisterNodeResponse
+	(*ReportDisksRequest)(nil),       // 34: gabion.v1.ReportDisksRequest
+	(*ReportDisksResponse)(nil),      // 35: gabion.v1.ReportDisksResponse
+	(*ReportEventRequest)(nil),       // 36: gabion.v1.ReportEventRequest
+	(*ReportEventResponse)(nil),      // 37: gabion.v1.ReportEventResponse
+	(*GrantRequest)(nil),             // 38: gabion.v1.GrantRequest
+	(*ReadMapRequest)(nil),           // 39: gabion.v1.ReadMapRequest
+	(*LookupVolumeRequest)(nil),      // 40: gabion.v1.LookupVolumeRequest
+	(*LookupVolumeResponse)(nil),     // 41: gabion.v1.LookupVolumeResponse
+	(*VolumeMap)(nil),                // 42: gabion.v1.VolumeMap
+	(*PlaceRunsRequest)(nil),         // 43: gabion.v1.PlaceRunsRequest
+	(*PlaceRunsResponse)(nil),        // 44: gabion.v1.PlaceRunsResponse
+	(*ProposeRequest)(nil),           // 45: gabion.v1.ProposeRequest
+	(*ProposeResponse)(nil),          // 46: gabion.v1.ProposeResponse
+	(*GetProgressRequest)(nil),       // 47: gabion.v1.GetProgressRequest
+	(*GetProgressResponse)(nil),      // 48: gabion.v1.GetProgressResponse
+	(*Policy)(nil),                   // 49: gabion.v1.Policy
+	(*Volume)(nil),                   // 50: gabion.v1.Volume
+	(*Attachment)(nil),               // 51: gabion.v1.Attachment
+	(*Grant)(nil),                    // 52: gabion.v1.Grant
+	(*Member)(nil),                   // 53: gabion.v1.Member
+	(Volume_Format)(0),               // 54: gabion.v1.Volume.Format
+	(*Node)(nil),                     // 55: gabion.v1.Node
+	(*Disk)(nil),                     // 56: gabion.v1.Disk
+	(*Event)(nil),                    // 57: gabion.v1.Event
+	(*Run)(nil),                      // 58: gabion.v1.Run
+	(*Fence)(nil),                    // 59: gabion.v1.Fence
+	(*Takeover)(nil),                 // 60: gabion.v1.Takeover
+	(*CommitRuns)(nil),               // 61: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),              // 62: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil),            // 63: gabion.v1.ConfirmDetach
+	(*Consumer)(nil),                 // 64: gabion.v1.Consumer
 }
 var file_metadata_proto_depIdxs = []int32{
-	45, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
+	49, // 0: gabion.v1.CreateVolumeRequest.policy:type_name -> gabion.v1.Policy
 	3,  // 1: gabion.v1.GetVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
-	46, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
-	47, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
-	48, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
-	49, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
-	26, // 6: gabion.v1.GetVolumeResponse.conditions:type_name -> gabion.v1.Condition
-	46, // 7: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
-	47, // 8: gabion.v1.ListVolumesResponse.attachments:type_name -> gabion.v1.Attachment
+	50, // 2: gabion.v1.GetVolumeResponse.volume:type_name -> gabion.v1.Volume
+	51, // 3: gabion.v1.GetVolumeResponse.attachments:type_name -> gabion.v1.Attachment
+	52, // 4: gabion.v1.GetVolumeResponse.grant:type_name -> gabion.v1.Grant
+	53, // 5: gabion.v1.GetVolumeResponse.members:type_name -> gabion.v1.Member
+	28, // 6: gabion.v1.GetVolumeResponse.conditions:type_name -> gabion.v1.Condition
+	50, // 7: gabion.v1.ListVolumesResponse.volumes:type_name -> gabion.v1.Volume
+	51, // 8: gabion.v1.ListVolumesResponse.attachments:type_name -> gabion.v1.Attachment
 	3,  // 9: gabion.v1.ResizeVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
 	3,  // 10: gabion.v1.DeleteVolumeRequest.volume:type_name -> gabion.v1.VolumeRef
 	3,  // 11: gabion.v1.AttachRequest.volume:type_name -> gabion.v1.VolumeRef
-	46, // 12: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
-	47, // 13: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
+	50, // 12: gabion.v1.AttachResponse.volume:type_name -> gabion.v1.Volume
+	51, // 13: gabion.v1.AttachResponse.attachment:type_name -> gabion.v1.Attachment
 	13, // 14: gabion.v1.AttachResponse.endpoints:type_name -> gabion.v1.Endpoint
 	3,  // 15: gabion.v1.DetachRequest.volume:type_name -> gabion.v1.VolumeRef
 	3,  // 16: gabion.v1.GetAttachmentRequest.volume:type_name -> gabion.v1.VolumeRef
 	3,  // 17: gabion.v1.SetFormatRequest.volume:type_name -> gabion.v1.VolumeRef
-	50, // 18: gabion.v1.SetFormatRequest.format:type_name -> gabion.v1.Volume.Format
-	51, // 19: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
-	52, // 20: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
-	26, // 21: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
+	54, // 18: gabion.v1.SetFormatRequest.format:type_name -> gabion.v1.Volume.Format
+	55, // 19: gabion.v1.ListNodesResponse.nodes:type_name -> gabion.v1.Node
+	56, // 20: gabion.v1.ListDisksResponse.disks:type_name -> gabion.v1.Disk
+	28, // 21: gabion.v1.GetStatusResponse.conditions:type_name -> gabion.v1.Condition
 	0,  // 22: gabion.v1.Condition.severity:type_name -> gabion.v1.Condition.Severity
-	45, // 23: gabion.v1.GetCapacityRequest.policy:type_name -> gabion.v1.Policy
-	51, // 24: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
-	52, // 25: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
-	52, // 26: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
-	26, // 27: gabion.v1.ReportDisksRequest.conditions:type_name -> gabion.v1.Condition
-	53, // 28: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
+	49, // 23: gabion.v1.GetCapacityRequest.policy:type_name -> gabion.v1.Policy
+	55, // 24: gabion.v1.RegisterNodeRequest.node:type_name -> gabion.v1.Node
+	56, // 25: gabion.v1.RegisterNodeRequest.disks:type_name -> gabion.v1.Disk
+	56, // 26: gabion.v1.ReportDisksRequest.disks:type_name -> gabion.v1.Disk
+	28, // 27: gabion.v1.ReportDisksRequest.conditions:type_name -> gabion.v1.Condition
+	57, // 28: gabion.v1.ReportEventRequest.event:type_name -> gabion.v1.Event
 	1,  // 29: gabion.v1.LookupVolumeResponse.state:type_name -> gabion.v1.LookupVolumeResponse.State
-	46, // 30: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
-	48, // 31: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
-	54, // 32: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
-	49, // 33: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
-	47, // 34: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
-	54, // 35: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
-	55, // 36: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
-	56, // 37: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
-	57, // 38: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
-	58, // 39: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
-	59, // 40: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
+	50, // 30: gabion.v1.VolumeMap.volume:type_name -> gabion.v1.Volume
+	52, // 31: gabion.v1.VolumeMap.grant:type_name -> gabion.v1.Grant
+	58, // 32: gabion.v1.VolumeMap.runs:type_name -> gabion.v1.Run
+	53, // 33: gabion.v1.VolumeMap.members:type_name -> gabion.v1.Member
+	51, // 34: gabion.v1.VolumeMap.attachments:type_name -> gabion.v1.Attachment
+	58, // 35: gabion.v1.PlaceRunsResponse.runs:type_name -> gabion.v1.Run
+	59, // 36: gabion.v1.ProposeRequest.fence:type_name -> gabion.v1.Fence
+	60, // 37: gabion.v1.ProposeRequest.takeover:type_name -> gabion.v1.Takeover
+	61, // 38: gabion.v1.ProposeRequest.commit_runs:type_name -> gabion.v1.CommitRuns
+	62, // 39: gabion.v1.ProposeRequest.confirm_size:type_name -> gabion.v1.ConfirmSize
+	63, // 40: gabion.v1.ProposeRequest.confirm_detach:type_name -> gabion.v1.ConfirmDetach
 	2,  // 41: gabion.v1.Metadata.CreateVolume:input_type -> gabion.v1.CreateVolumeRequest
 	4,  // 42: gabion.v1.Metadata.GetVolume:input_type -> gabion.v1.GetVolumeRequest
 	6,  // 43: gabion.v1.Metadata.ListVolumes:input_type -> gabion.v1.ListVolumesRequest
@@ -2937,47 +3156,51 @@ var file_metadata_proto_depIdxs = []int32{
 	14, // 47: gabion.v1.Metadata.Detach:input_type -> gabion.v1.DetachRequest
 	16, // 48: gabion.v1.Metadata.GetAttachment:input_type -> gabion.v1.GetAttachmentRequest
 	17, // 49: gabion.v1.Metadata.SetFormat:input_type -> gabion.v1.SetFormatRequest
-	60, // 50: gabion.v1.Metadata.RegisterConsumer:input_type -> gabion.v1.Consumer
+	64, // 50: gabion.v1.Metadata.RegisterConsumer:input_type -> gabion.v1.Consumer
 	19, // 51: gabion.v1.Metadata.GetConsumer:input_type -> gabion.v1.GetConsumerRequest
 	20, // 52: gabion.v1.Metadata.ListNodes:input_type -> gabion.v1.ListNodesRequest
-	22, // 53: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
-	24, // 54: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
-	27, // 55: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
-	29, // 56: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
-	30, // 57: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
-	32, // 58: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
-	34, // 59: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
-	36, // 60: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
-	37, // 61: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
-	38, // 62: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
-	41, // 63: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
-	43, // 64: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
-	46, // 65: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
-	5,  // 66: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
-	7,  // 67: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
-	46, // 68: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
-	10, // 69: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
-	12, // 70: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
-	15, // 71: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
-	12, // 72: gabion.v1.Metadata.GetAttachment:output_type -> gabion.v1.AttachResponse
-	46, // 73: gabion.v1.Metadata.SetFormat:output_type -> gabion.v1.Volume
-	18, // 74: gabion.v1.Metadata.RegisterConsumer:output_type -> gabion.v1.RegisterConsumerResponse
-	60, // 75: gabion.v1.Metadata.GetConsumer:output_type -> gabion.v1.Consumer
-	21, // 76: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
-	23, // 77: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
-	25, // 78: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
-	28, // 79: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
-	53, // 80: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
-	31, // 81: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
-	33, // 82: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
-	35, // 83: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
-	40, // 84: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
-	40, // 85: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
-	39, // 86: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
-	42, // 87: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
-	44, // 88: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
-	65, // [65:89] is the sub-list for method output_type
-	41, // [41:65] is the sub-list for method input_type
+	24, // 53: gabion.v1.Metadata.ListDisks:input_type -> gabion.v1.ListDisksRequest
+	22, // 54: gabion.v1.Metadata.RemoveNode:input_type -> gabion.v1.RemoveNodeRequest
+	26, // 55: gabion.v1.Metadata.GetStatus:input_type -> gabion.v1.GetStatusRequest
+	29, // 56: gabion.v1.Metadata.GetCapacity:input_type -> gabion.v1.GetCapacityRequest
+	31, // 57: gabion.v1.Metadata.Watch:input_type -> gabion.v1.WatchRequest
+	32, // 58: gabion.v1.Metadata.RegisterNode:input_type -> gabion.v1.RegisterNodeRequest
+	34, // 59: gabion.v1.Metadata.ReportDisks:input_type -> gabion.v1.ReportDisksRequest
+	36, // 60: gabion.v1.Metadata.ReportEvent:input_type -> gabion.v1.ReportEventRequest
+	38, // 61: gabion.v1.Metadata.Grant:input_type -> gabion.v1.GrantRequest
+	39, // 62: gabion.v1.Metadata.ReadMap:input_type -> gabion.v1.ReadMapRequest
+	40, // 63: gabion.v1.Metadata.LookupVolume:input_type -> gabion.v1.LookupVolumeRequest
+	43, // 64: gabion.v1.Metadata.PlaceRuns:input_type -> gabion.v1.PlaceRunsRequest
+	45, // 65: gabion.v1.Metadata.Propose:input_type -> gabion.v1.ProposeRequest
+	47, // 66: gabion.v1.Metadata.GetProgress:input_type -> gabion.v1.GetProgressRequest
+	50, // 67: gabion.v1.Metadata.CreateVolume:output_type -> gabion.v1.Volume
+	5,  // 68: gabion.v1.Metadata.GetVolume:output_type -> gabion.v1.GetVolumeResponse
+	7,  // 69: gabion.v1.Metadata.ListVolumes:output_type -> gabion.v1.ListVolumesResponse
+	50, // 70: gabion.v1.Metadata.ResizeVolume:output_type -> gabion.v1.Volume
+	10, // 71: gabion.v1.Metadata.DeleteVolume:output_type -> gabion.v1.DeleteVolumeResponse
+	12, // 72: gabion.v1.Metadata.Attach:output_type -> gabion.v1.AttachResponse
+	15, // 73: gabion.v1.Metadata.Detach:output_type -> gabion.v1.DetachResponse
+	12, // 74: gabion.v1.Metadata.GetAttachment:output_type -> gabion.v1.AttachResponse
+	50, // 75: gabion.v1.Metadata.SetFormat:output_type -> gabion.v1.Volume
+	18, // 76: gabion.v1.Metadata.RegisterConsumer:output_type -> gabion.v1.RegisterConsumerResponse
+	64, // 77: gabion.v1.Metadata.GetConsumer:output_type -> gabion.v1.Consumer
+	21, // 78: gabion.v1.Metadata.ListNodes:output_type -> gabion.v1.ListNodesResponse
+	25, // 79: gabion.v1.Metadata.ListDisks:output_type -> gabion.v1.ListDisksResponse
+	23, // 80: gabion.v1.Metadata.RemoveNode:output_type -> gabion.v1.RemoveNodeResponse
+	27, // 81: gabion.v1.Metadata.GetStatus:output_type -> gabion.v1.GetStatusResponse
+	30, // 82: gabion.v1.Metadata.GetCapacity:output_type -> gabion.v1.GetCapacityResponse
+	57, // 83: gabion.v1.Metadata.Watch:output_type -> gabion.v1.Event
+	33, // 84: gabion.v1.Metadata.RegisterNode:output_type -> gabion.v1.RegisterNodeResponse
+	35, // 85: gabion.v1.Metadata.ReportDisks:output_type -> gabion.v1.ReportDisksResponse
+	37, // 86: gabion.v1.Metadata.ReportEvent:output_type -> gabion.v1.ReportEventResponse
+	42, // 87: gabion.v1.Metadata.Grant:output_type -> gabion.v1.VolumeMap
+	42, // 88: gabion.v1.Metadata.ReadMap:output_type -> gabion.v1.VolumeMap
+	41, // 89: gabion.v1.Metadata.LookupVolume:output_type -> gabion.v1.LookupVolumeResponse
+	44, // 90: gabion.v1.Metadata.PlaceRuns:output_type -> gabion.v1.PlaceRunsResponse
+	46, // 91: gabion.v1.Metadata.Propose:output_type -> gabion.v1.ProposeResponse
+	48, // 92: gabion.v1.Metadata.GetProgress:output_type -> gabion.v1.GetProgressResponse
+	67, // [67:93] is the sub-list for method output_type
+	41, // [41:67] is the sub-list for method input_type
 	41, // [41:41] is the sub-list for extension type_name
 	41, // [41:41] is the sub-list for extension extendee
 	0,  // [0:41] is the sub-list for field type_name
@@ -2989,7 +3212,7 @@ func file_metadata_proto_init() {
 		return
 	}
 	file_objects_proto_init()
-	file_metadata_proto_msgTypes[41].OneofWrappers = []any{
+	file_metadata_proto_msgTypes[43].OneofWrappers = []any{
 		(*ProposeRequest_Takeover)(nil),
 		(*ProposeRequest_CommitRuns)(nil),
 		(*ProposeRequest_ConfirmSize)(nil),
@@ -3001,7 +3224,7 @@ func file_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_metadata_proto_rawDesc), len(file_metadata_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   43,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,6 +38,7 @@ const (
 	Metadata_GetConsumer_FullMethodName      = "/gabion.v1.Metadata/GetConsumer"
 	Metadata_ListNodes_FullMethodName        = "/gabion.v1.Metadata/ListNodes"
 	Metadata_ListDisks_FullMethodName        = "/gabion.v1.Metadata/ListDisks"
+	Metadata_RemoveNode_FullMethodName       = "/gabion.v1.Metadata/RemoveNode"
 	Metadata_GetStatus_FullMethodName        = "/gabion.v1.Metadata/GetStatus"
 	Metadata_GetCapacity_FullMethodName      = "/gabion.v1.Metadata/GetCapacity"
 	Metadata_Watch_FullMethodName            = "/gabion.v1.Metadata/Watch"
@@ -49,6 +50,7 @@ const (
 	Metadata_LookupVolume_FullMethodName     = "/gabion.v1.Metadata/LookupVolume"
 	Metadata_PlaceRuns_FullMethodName        = "/gabion.v1.Metadata/PlaceRuns"
 	Metadata_Propose_FullMethodName          = "/gabion.v1.Metadata/Propose"
+	Metadata_GetProgress_FullMethodName      = "/gabion.v1.Metadata/GetProgress"
 )
 
 // MetadataClient is the client API for Metadata service.
@@ -81,6 +83,9 @@ type MetadataClient interface {
 	GetConsumer(ctx context.Context, in *GetConsumerRequest, opts ...grpc.CallOption) (*Consumer, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	ListDisks(ctx context.Context, in *ListDisksRequest, opts ...grpc.CallOption) (*ListDisksResponse, error)
+	// RemoveNode takes a node that is down out of the cell. Refused while it is up, and while a disk of it holds a part of a
+	// volume. A node that is absent is removed.
+	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeResponse, error)
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// GetCapacity: the largest volume that CreateVolume accepts now, and the room in all, per rack or for the cell.
 	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*GetCapacityResponse, error)
@@ -106,6 +111,8 @@ type MetadataClient interface {
 	// Propose commits one fenced command of a primary and returns its outcome.
 	// Deadline or leadership lost: the outcome is unknown (ABORTED with reason UNKNOWN_OUTCOME).
 	Propose(ctx context.Context, in *ProposeRequest, opts ...grpc.CallOption) (*ProposeResponse, error)
+	// GetProgress is what the leader asks each server: how far its log is. The server that is asked answers for itself.
+	GetProgress(ctx context.Context, in *GetProgressRequest, opts ...grpc.CallOption) (*GetProgressResponse, error)
 }
 
 type metadataClient struct {
@@ -246,6 +253,16 @@ func (c *metadataClient) ListDisks(ctx context.Context, in *ListDisksRequest, op
 	return out, nil
 }
 
+func (c *metadataClient) RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveNodeResponse)
+	err := c.cc.Invoke(ctx, Metadata_RemoveNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *metadataClient) GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStatusResponse)
@@ -365,6 +382,16 @@ func (c *metadataClient) Propose(ctx context.Context, in *ProposeRequest, opts .
 	return out, nil
 }
 
+func (c *metadataClient) GetProgress(ctx context.Context, in *GetProgressRequest, opts ...grpc.CallOption) (*GetProgressResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetProgressResponse)
+	err := c.cc.Invoke(ctx, Metadata_GetProgress_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // MetadataServer is the server API for Metadata service.
 // All implementations must embed UnimplementedMetadataServer
 // for forward compatibility.
@@ -395,6 +422,9 @@ type MetadataServer interface {
 	GetConsumer(context.Context, *GetConsumerRequest) (*Consumer, error)
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	ListDisks(context.Context, *ListDisksRequest) (*ListDisksResponse, error)
+	// RemoveNode takes a node that is down out of the cell. Refused while it is up, and while a disk of it holds a part of a
+	// volume. A node that is absent is removed.
+	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error)
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// GetCapacity: the largest volume that CreateVolume accepts now, and the room in all, per rack or for the cell.
 	GetCapacity(context.Context, *GetCapacityRequest) (*GetCapacityResponse, error)
@@ -420,6 +450,8 @@ type MetadataServer interface {
 	// Propose commits one fenced command of a primary and returns its outcome.
 	// Deadline or leadership lost: the outcome is unknown (ABORTED with reason UNKNOWN_OUTCOME).
 	Propose(context.Context, *ProposeRequest) (*ProposeResponse, error)
+	// GetProgress is what the leader asks each server: how far its log is. The server that is asked answers for itself.
+	GetProgress(context.Context, *GetProgressRequest) (*GetProgressResponse, error)
 	mustEmbedUnimplementedMetadataServer()
 }
 
@@ -469,6 +501,9 @@ func (UnimplementedMetadataServer) ListNodes(context.Context, *ListNodesRequest)
 func (UnimplementedMetadataServer) ListDisks(context.Context, *ListDisksRequest) (*ListDisksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDisks not implemented")
 }
+func (UnimplementedMetadataServer) RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveNode not implemented")
+}
 func (UnimplementedMetadataServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
 }
@@ -501,6 +536,9 @@ func (UnimplementedMetadataServer) PlaceRuns(context.Context, *PlaceRunsRequest)
 }
 func (UnimplementedMetadataServer) Propose(context.Context, *ProposeRequest) (*ProposeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Propose not implemented")
+}
+func (UnimplementedMetadataServer) GetProgress(context.Context, *GetProgressRequest) (*GetProgressResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetProgress not implemented")
 }
 func (UnimplementedMetadataServer) mustEmbedUnimplementedMetadataServer() {}
 func (UnimplementedMetadataServer) testEmbeddedByValue()                  {}
@@ -757,6 +795,24 @@ func _Metadata_ListDisks_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Metadata_RemoveNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).RemoveNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_RemoveNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).RemoveNode(ctx, req.(*RemoveNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Metadata_GetStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatusRequest)
 	if err := dec(in); err != nil {
@@ -948,6 +1004,24 @@ func _Metadata_Propose_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Metadata_GetProgress_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetProgressRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MetadataServer).GetProgress(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Metadata_GetProgress_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MetadataServer).GetProgress(ctx, req.(*GetProgressRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Metadata_ServiceDesc is the grpc.ServiceDesc for Metadata service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1008,6 +1082,10 @@ var Metadata_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Metadata_ListDisks_Handler,
 		},
 		{
+			MethodName: "RemoveNode",
+			Handler:    _Metadata_RemoveNode_Handler,
+		},
+		{
 			MethodName: "GetStatus",
 			Handler:    _Metadata_GetStatus_Handler,
 		},
@@ -1046,6 +1124,10 @@ var Metadata_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Propose",
 			Handler:    _Metadata_Propose_Handler,
+		},
+		{
+			MethodName: "GetProgress",
+			Handler:    _Metadata_GetProgress_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -321,6 +321,58 @@ func (Member_State) EnumDescriptor() ([]byte, []int) {
 	return file_objects_proto_rawDescGZIP(), []int{7, 0}
 }
 
+type Node_Role int32
+
+const (
+	Node_ROLE_UNSPECIFIED Node_Role = 0
+	Node_LEADER           Node_Role = 1
+	Node_VOTER            Node_Role = 2
+	Node_LEARNER          Node_Role = 3
+)
+
+// Enum value maps for Node_Role.
+var (
+	Node_Role_name = map[int32]string{
+		0: "ROLE_UNSPECIFIED",
+		1: "LEADER",
+		2: "VOTER",
+		3: "LEARNER",
+	}
+	Node_Role_value = map[string]int32{
+		"ROLE_UNSPECIFIED": 0,
+		"LEADER":           1,
+		"VOTER":            2,
+		"LEARNER":          3,
+	}
+)
+
+func (x Node_Role) Enum() *Node_Role {
+	p := new(Node_Role)
+	*p = x
+	return p
+}
+
+func (x Node_Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Node_Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_objects_proto_enumTypes[6].Descriptor()
+}
+
+func (Node_Role) Type() protoreflect.EnumType {
+	return &file_objects_proto_enumTypes[6]
+}
+
+func (x Node_Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Node_Role.Descriptor instead.
+func (Node_Role) EnumDescriptor() ([]byte, []int) {
+	return file_objects_proto_rawDescGZIP(), []int{8, 0}
+}
+
 type Disk_State int32
 
 const (
@@ -357,11 +409,11 @@ func (x Disk_State) String() string {
 }
 
 func (Disk_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_objects_proto_enumTypes[6].Descriptor()
+	return file_objects_proto_enumTypes[7].Descriptor()
 }
 
 func (Disk_State) Type() protoreflect.EnumType {
-	return &file_objects_proto_enumTypes[6]
+	return &file_objects_proto_enumTypes[7]
 }
 
 func (x Disk_State) Number() protoreflect.EnumNumber {
@@ -1032,8 +1084,11 @@ type Node struct {
 	SeenAt          int64                  `protobuf:"varint,10,opt,name=seen_at,json=seenAt,proto3" json:"seen_at,omitempty"` // kept by the leader, not replicated
 	Version         string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`              // of the binary, for people
 	Up              bool                   `protobuf:"varint,12,opt,name=up,proto3" json:"up,omitempty"`                       // kept by the leader, not replicated
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Which data directory the server keeps its part of the log in: what is not that one has forgotten what it acknowledged. Since level 4.
+	Directory     string    `protobuf:"bytes,13,opt,name=directory,proto3" json:"directory,omitempty"`
+	Role          Node_Role `protobuf:"varint,14,opt,name=role,proto3,enum=gabion.v1.Node_Role" json:"role,omitempty"` // in the metadata service; told by the leader, not replicated
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -1148,6 +1203,20 @@ func (x *Node) GetUp() bool {
 		return x.Up
 	}
 	return false
+}
+
+func (x *Node) GetDirectory() string {
+	if x != nil {
+		return x.Directory
+	}
+	return ""
+}
+
+func (x *Node) GetRole() Node_Role {
+	if x != nil {
+		return x.Role
+	}
+	return Node_ROLE_UNSPECIFIED
 }
 
 type Disk struct {
@@ -1727,7 +1796,7 @@ const file_objects_proto_rawDesc = "" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x06\n" +
 	"\x02IN\x10\x01\x12\a\n" +
-	"\x03OUT\x10\x02\"\xe7\x02\n" +
+	"\x03OUT\x10\x02\"\xf1\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04rack\x18\x02 \x01(\tR\x04rack\x12)\n" +
@@ -1743,7 +1812,15 @@ const file_objects_proto_rawDesc = "" +
 	"\aseen_at\x18\n" +
 	" \x01(\x03R\x06seenAt\x12\x18\n" +
 	"\aversion\x18\v \x01(\tR\aversion\x12\x0e\n" +
-	"\x02up\x18\f \x01(\bR\x02up\"\xee\x02\n" +
+	"\x02up\x18\f \x01(\bR\x02up\x12\x1c\n" +
+	"\tdirectory\x18\r \x01(\tR\tdirectory\x12(\n" +
+	"\x04role\x18\x0e \x01(\x0e2\x14.gabion.v1.Node.RoleR\x04role\"@\n" +
+	"\x04Role\x12\x14\n" +
+	"\x10ROLE_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06LEADER\x10\x01\x12\t\n" +
+	"\x05VOTER\x10\x02\x12\v\n" +
+	"\aLEARNER\x10\x03\"\xee\x02\n" +
 	"\x04Disk\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
@@ -1804,7 +1881,7 @@ func file_objects_proto_rawDescGZIP() []byte {
 	return file_objects_proto_rawDescData
 }
 
-var file_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_objects_proto_goTypes = []any{
 	(Policy_Spread)(0),     // 0: gabion.v1.Policy.Spread
@@ -1813,43 +1890,45 @@ var file_objects_proto_goTypes = []any{
 	(Policy_OnFull)(0),     // 3: gabion.v1.Policy.OnFull
 	(Volume_Format)(0),     // 4: gabion.v1.Volume.Format
 	(Member_State)(0),      // 5: gabion.v1.Member.State
-	(Disk_State)(0),        // 6: gabion.v1.Disk.State
-	(*Policy)(nil),         // 7: gabion.v1.Policy
-	(*Volume)(nil),         // 8: gabion.v1.Volume
-	(*Attachment)(nil),     // 9: gabion.v1.Attachment
-	(*Consumer)(nil),       // 10: gabion.v1.Consumer
-	(*Grant)(nil),          // 11: gabion.v1.Grant
-	(*Run)(nil),            // 12: gabion.v1.Run
-	(*Incarnation)(nil),    // 13: gabion.v1.Incarnation
-	(*Member)(nil),         // 14: gabion.v1.Member
-	(*Node)(nil),           // 15: gabion.v1.Node
-	(*Disk)(nil),           // 16: gabion.v1.Disk
-	(*Event)(nil),          // 17: gabion.v1.Event
-	(*Fence)(nil),          // 18: gabion.v1.Fence
-	(*Takeover)(nil),       // 19: gabion.v1.Takeover
-	(*CommitRuns)(nil),     // 20: gabion.v1.CommitRuns
-	(*ConfirmSize)(nil),    // 21: gabion.v1.ConfirmSize
-	(*ConfirmDetach)(nil),  // 22: gabion.v1.ConfirmDetach
+	(Node_Role)(0),         // 6: gabion.v1.Node.Role
+	(Disk_State)(0),        // 7: gabion.v1.Disk.State
+	(*Policy)(nil),         // 8: gabion.v1.Policy
+	(*Volume)(nil),         // 9: gabion.v1.Volume
+	(*Attachment)(nil),     // 10: gabion.v1.Attachment
+	(*Consumer)(nil),       // 11: gabion.v1.Consumer
+	(*Grant)(nil),          // 12: gabion.v1.Grant
+	(*Run)(nil),            // 13: gabion.v1.Run
+	(*Incarnation)(nil),    // 14: gabion.v1.Incarnation
+	(*Member)(nil),         // 15: gabion.v1.Member
+	(*Node)(nil),           // 16: gabion.v1.Node
+	(*Disk)(nil),           // 17: gabion.v1.Disk
+	(*Event)(nil),          // 18: gabion.v1.Event
+	(*Fence)(nil),          // 19: gabion.v1.Fence
+	(*Takeover)(nil),       // 20: gabion.v1.Takeover
+	(*CommitRuns)(nil),     // 21: gabion.v1.CommitRuns
+	(*ConfirmSize)(nil),    // 22: gabion.v1.ConfirmSize
+	(*ConfirmDetach)(nil),  // 23: gabion.v1.ConfirmDetach
 }
 var file_objects_proto_depIdxs = []int32{
 	0,  // 0: gabion.v1.Policy.spread:type_name -> gabion.v1.Policy.Spread
 	1,  // 1: gabion.v1.Policy.access:type_name -> gabion.v1.Policy.Access
 	2,  // 2: gabion.v1.Policy.durability:type_name -> gabion.v1.Policy.Durability
 	3,  // 3: gabion.v1.Policy.on_full:type_name -> gabion.v1.Policy.OnFull
-	7,  // 4: gabion.v1.Volume.policy:type_name -> gabion.v1.Policy
+	8,  // 4: gabion.v1.Volume.policy:type_name -> gabion.v1.Policy
 	4,  // 5: gabion.v1.Volume.format:type_name -> gabion.v1.Volume.Format
 	5,  // 6: gabion.v1.Member.state:type_name -> gabion.v1.Member.State
-	13, // 7: gabion.v1.Member.incarnation:type_name -> gabion.v1.Incarnation
-	6,  // 8: gabion.v1.Disk.state:type_name -> gabion.v1.Disk.State
-	13, // 9: gabion.v1.Disk.incarnation:type_name -> gabion.v1.Incarnation
-	14, // 10: gabion.v1.Takeover.members:type_name -> gabion.v1.Member
-	12, // 11: gabion.v1.CommitRuns.runs:type_name -> gabion.v1.Run
-	14, // 12: gabion.v1.CommitRuns.members:type_name -> gabion.v1.Member
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	14, // 7: gabion.v1.Member.incarnation:type_name -> gabion.v1.Incarnation
+	6,  // 8: gabion.v1.Node.role:type_name -> gabion.v1.Node.Role
+	7,  // 9: gabion.v1.Disk.state:type_name -> gabion.v1.Disk.State
+	14, // 10: gabion.v1.Disk.incarnation:type_name -> gabion.v1.Incarnation
+	15, // 11: gabion.v1.Takeover.members:type_name -> gabion.v1.Member
+	13, // 12: gabion.v1.CommitRuns.runs:type_name -> gabion.v1.Run
+	15, // 13: gabion.v1.CommitRuns.members:type_name -> gabion.v1.Member
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_objects_proto_init() }
@@ -1862,7 +1941,7 @@ func file_objects_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_objects_proto_rawDesc), len(file_objects_proto_rawDesc)),
-			NumEnums:      7,
+			NumEnums:      8,
 			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,

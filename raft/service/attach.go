@@ -120,7 +120,7 @@ func (s *Service) endpoints(v *metadata.View, id block.VolumeID) []*metapb.Endpo
 	holders, vol := holders(v, id), v.Volume(id)
 	rank := func(n *metapb.Node) int {
 		switch {
-		case n.GetName() == v.Grant(id).GetNode():
+		case n.GetName() == v.Grant(id).GetNode() && (holders[n.GetName()] || s.nodes.up(n.GetName())):
 			return 0
 		case holders[n.GetName()]:
 			return 1

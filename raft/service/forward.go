@@ -2,12 +2,12 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -21,24 +21,53 @@ import (
 // two servers that take each other for the leader must not pass it to and fro.
 const forwarded = "gabion-forwarded"
 
-// elsewhere is the metadata address of the leader if that is another server,
+// elsewhere is the leader and its metadata address if that is another server,
 // and the call came from a client.
-func (s *Service) elsewhere(ctx context.Context) string {
+func (s *Service) elsewhere(ctx context.Context) (leader, address string) {
 	state, _ := s.consensus.Leadership()
-	leader, _ := s.consensus.Leader()
+	leader, _ = s.consensus.Leader()
 	if state.Leads || leader == "" {
-		return ""
+		return "", ""
 	}
 	if md, ok := metadata.FromIncomingContext(ctx); ok && len(md.Get(forwarded)) > 0 {
-		return ""
+		return "", ""
 	}
 	if leader == s.consensus.Name() { // elected, and not established yet: wait here
-		return ""
+		return "", ""
 	}
-	return s.machine.View().Node(leader).GetMetadataAddress()
+	return leader, s.machine.View().Node(leader).GetMetadataAddress()
 }
 
-// forwarder holds a connection to each leader there has been.
+// pass has the leader answer a call, for as long as it leads: a leader that
+// hangs or was stopped would keep the caller for its whole patience.
+func (s *Service) pass(ctx context.Context, leader, address, method string, req any) (any, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go s.whileLeads(ctx, leader, cancel)
+	reply, err := s.forward.call(ctx, address, method, req)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, block.ErrUnknown) {
+		return nil, cause
+	}
+	return reply, err
+}
+
+// whileLeads cancels when this server takes another one for the leader, or none.
+func (s *Service) whileLeads(ctx context.Context, leader string, cancel context.CancelCauseFunc) {
+	for {
+		_, changed := s.consensus.Leadership()
+		if now, _ := s.consensus.Leader(); now != leader {
+			cancel(fmt.Errorf("%w: node %s lost the lead of the metadata service before it answered", block.ErrUnknown, leader))
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// forwarder holds a connection to each server that was asked.
 type forwarder struct {
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn
@@ -61,10 +90,9 @@ func (f *forwarder) conn(address string) (*grpc.ClientConn, error) {
 	if c := f.conns[address]; c != nil {
 		return c, nil
 	}
-	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(client.MaxMessage)))
+	c, err := grpc.NewClient("passthrough:///"+address, client.DialOptions()...)
 	if err != nil {
-		return nil, fmt.Errorf("%w: leader %q: %w", block.ErrUnavailable, address, err)
+		return nil, fmt.Errorf("%w: server %q: %w", block.ErrUnavailable, address, err)
 	}
 	f.conns[address] = c
 	return c, nil

@@ -46,8 +46,11 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 		ctx, cancel = context.WithTimeout(ctx, defaultDeadline)
 		defer cancel()
 	}
-	if address := s.elsewhere(ctx); address != "" {
-		reply, err := s.forward.call(ctx, address, info.FullMethod, req)
+	if info.FullMethod == metapb.Metadata_GetProgress_FullMethodName {
+		return handler(ctx, req) // about this server
+	}
+	if leader, address := s.elsewhere(ctx); address != "" {
+		reply, err := s.pass(ctx, leader, address, info.FullMethod, req)
 		if err == nil || info.FullMethod != metapb.Metadata_GetStatus_FullMethodName {
 			return reply, err
 		} // this server's own view of what is wrong is better than none

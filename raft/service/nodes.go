@@ -139,7 +139,16 @@ func (n *nodes) cell(v *metadata.View) placement.Cell {
 	return placement.Cell{Nodes: n.all(v), Disks: n.disks(v), Overcommit: v.Cluster().GetOvercommit()}
 }
 
-// RegisterNode implements the API.
+// forget drops what is known of a node that was removed.
+func (n *nodes) forget(node string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.seen, node)
+	delete(n.wrong, node)
+}
+
+// RegisterNode implements the API. It answers when the node is a member of the
+// metadata cluster, too, so that who joins is told when it is in.
 func (s *Service) RegisterNode(ctx context.Context, in *metapb.RegisterNodeRequest) (*metapb.RegisterNodeResponse, error) {
 	v, err := s.cluster(ctx)
 	if err != nil {
@@ -147,17 +156,62 @@ func (s *Service) RegisterNode(ctx context.Context, in *metapb.RegisterNodeReque
 	}
 	name := in.GetNode().GetName()
 	if has, says := v.Cluster().GetClusterId(), in.GetClusterId(); says != "" && has != says {
-		return nil, fmt.Errorf("%w: node %q has disks of cluster %s, and this is cluster %s: start it with --join of its own cluster, or with empty disks",
-			block.ErrPrecondition, name, says, has)
+		return nil, fmt.Errorf("%w: the server of node %q, or a disk of it, belongs to cluster %s, and this is cluster %s: "+
+			"start it with --join of its own cluster, or with an empty --data and empty disks", block.ErrPrecondition, name, says, has)
 	}
-	put := &metapb.PutNode{Node: in.GetNode(), Disks: in.GetDisks(), MovedDisks: s.moved(v, name, in.GetDisks())}
-	if !sameNode(v, put) {
-		if _, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_PutNode{PutNode: put}}); err != nil {
-			return nil, err
-		}
+	if err := mayRegister(v, in.GetNode()); err != nil {
+		return nil, err
+	}
+	if err := s.register(ctx, in); err != nil {
+		return nil, err
 	}
 	s.nodes.heard(s.machine.View(), name, in.GetDisks())
+	if address := in.GetNode().GetRaftAddress(); address != "" {
+		if err := s.consensus.Admit(ctx, name, address); err != nil {
+			return nil, fmt.Errorf("node %q is registered, and not a member of the metadata service yet: %w", name, err)
+		}
+	}
 	return &metapb.RegisterNodeResponse{ClusterId: v.Cluster().GetClusterId(), ExtentSize: v.Cluster().GetExtentSize()}, nil
+}
+
+// mayRegister refuses what would end badly later: a server that could not apply
+// what is in the log, and one where raft expects another.
+func mayRegister(v *metadata.View, n *metapb.Node) error {
+	if v.Node(n.GetName()) == nil && n.GetFeatureLevel() < v.Level() {
+		return fmt.Errorf("%w: node %q has feature level %d, and the cluster is at %d: start a newer binary", block.ErrFormat, n.GetName(), n.GetFeatureLevel(), v.Level())
+	}
+	for _, other := range v.Nodes() {
+		if a := n.GetRaftAddress(); a != "" && a == other.GetRaftAddress() && other.GetName() != n.GetName() {
+			return fmt.Errorf("%w: the Raft address %s of node %q is that of node %q: give one of them another, or, if that node is gone for good, `gabion node remove %s` first",
+				block.ErrInUse, a, n.GetName(), other.GetName(), other.GetName())
+		}
+	}
+	return nil
+}
+
+// register commits what a node says of itself, if it is news. A cell that was at
+// a lower level until this very node said so gets the rest then.
+func (s *Service) register(ctx context.Context, in *metapb.RegisterNodeRequest) error {
+	for {
+		v, node := s.machine.View(), in.GetNode()
+		complete := true
+		if node != nil {
+			node = proto.CloneOf(node)
+			node.Up, node.SeenAt, node.Role = false, 0, metapb.Node_ROLE_UNSPECIFIED
+			if complete = v.Level() >= metadata.LevelServers || node.GetDirectory() == ""; !complete {
+				node.Directory = ""
+			}
+		}
+		put := &metapb.PutNode{Node: node, Disks: in.GetDisks(), MovedDisks: s.moved(v, node.GetName(), in.GetDisks())}
+		if !sameNode(v, put) {
+			if _, err := s.propose(ctx, &metapb.Command{Kind: &metapb.Command_PutNode{PutNode: put}}); err != nil {
+				return err
+			}
+		}
+		if complete || s.machine.View().Level() < metadata.LevelServers {
+			return nil
+		}
+	}
 }
 
 // moved are the disks whose last node is down, so that they may change hands.
@@ -177,8 +231,6 @@ func sameNode(v *metadata.View, put *metapb.PutNode) bool {
 	if node == nil {
 		return false
 	}
-	node = proto.CloneOf(node)
-	node.Up, node.SeenAt = false, 0
 	if !proto.Equal(v.Node(node.GetName()), node) {
 		return false
 	}
@@ -243,7 +295,12 @@ func (s *Service) ListNodes(ctx context.Context, _ *metapb.ListNodesRequest) (*m
 	if err != nil {
 		return nil, err
 	}
-	return &metapb.ListNodesResponse{Nodes: s.nodes.all(v)}, nil
+	list := s.nodes.all(v)
+	roles := s.roles()
+	for _, n := range list {
+		n.Role = roles[n.GetName()]
+	}
+	return &metapb.ListNodesResponse{Nodes: list}, nil
 }
 
 // ListDisks implements the API.

@@ -47,11 +47,20 @@ func (s *Service) mayServe(v *metadata.View, vol *metapb.Volume, id block.Volume
 		return fmt.Errorf("%w: volume %q lies in rack %q, and node %q is in rack %q; connect to a node of its rack",
 			block.ErrPrecondition, vol.GetName(), vol.GetRack(), node, n.GetRack())
 	}
+	if len(holders) == 0 && v.Node(node) != nil && !hasDisk(v, node) {
+		return fmt.Errorf("%w: node %q has no disk; connect to one that has", block.ErrPrecondition, node)
+	}
 	holder := v.Grant(id).GetNode()
 	if holder != "" && holder != node && s.nodes.up(holder) && (len(holders) == 0 || holders[holder]) {
 		return fmt.Errorf("%w: volume %q is served by node %q; connect there", block.ErrInUse, vol.GetName(), holder)
 	}
 	return nil
+}
+
+// hasDisk reports whether a node can serve at all: a server without disks takes
+// part in the metadata service only.
+func hasDisk(v *metadata.View, node string) bool {
+	return slices.ContainsFunc(v.Disks(), func(d *metapb.Disk) bool { return d.GetNode() == node })
 }
 
 func names(set map[string]bool) string {
@@ -140,13 +149,22 @@ func (s *Service) PlaceRuns(ctx context.Context, in *metapb.PlaceRunsRequest) (*
 		q.Runs = append(q.Runs, block.RunIndex(r))
 	}
 	if len(q.Runs) > 0 {
-		placed, err := s.nodes.cell(v).Place(q)
+		placed, err := s.placesFor(v, grant.GetNode()).Place(q)
 		if err != nil {
 			return nil, fmt.Errorf("volume %q: %w", vol.GetName(), err)
 		}
 		out.Runs = append(out.Runs, placed...)
 	}
 	return out, nil
+}
+
+// placesFor is the part of the cell that a primary on a node can reach.
+func (s *Service) placesFor(v *metadata.View, node string) placement.Cell {
+	cell := s.nodes.cell(v)
+	if s.config.LocalCopies {
+		cell.Disks = slices.DeleteFunc(cell.Disks, func(d *metapb.Disk) bool { return d.GetNode() != node })
+	}
+	return cell
 }
 
 // Propose implements the API.

@@ -32,6 +32,10 @@ type Config struct {
 	DefaultReplicas uint32 // 0: 3
 	Overcommit      uint32 // provisioned bytes per byte of capacity; 0: the default of raft/placement
 
+	// LocalCopies: primaries reach the disks of their own node only, so a volume
+	// has one copy, all of it on its primary's node.
+	LocalCopies bool
+
 	// DownAfter is how long a node may say nothing before it counts as down; 0: 10 s.
 	DownAfter time.Duration
 	// Clock is for tests; nil: time.Now. It dates what people read and tells
@@ -81,6 +85,7 @@ func New(c Config) *Service {
 	life, end := context.WithCancel(context.Background())
 	s.life, s.stop = life, sync.OnceFunc(func() { close(s.quit); end() })
 	s.wait.Go(s.lead)
+	s.wait.Go(func() { s.consensus.Pilot(s.life, fleet{s}) })
 	return s
 }
 

@@ -39,8 +39,11 @@ func (s *Service) GetStatus(ctx context.Context, _ *metapb.GetStatusRequest) (*m
 		if n.GetUp() {
 			out.NodesUp++
 		}
+		if !hasDisk(v, n.GetName()) {
+			out.NodesWithoutDisks++
+		}
 	}
-	disks := s.nodes.disks(v)
+	disks := s.wantedDisks(v)
 	for _, d := range disks {
 		out.Disks++
 		if d.GetState() == metapb.Disk_ONLINE {
@@ -59,8 +62,18 @@ func (s *Service) GetStatus(ctx context.Context, _ *metapb.GetStatusRequest) (*m
 		out.Conditions = append(out.Conditions, diskConditions(disks)...)
 	case v.Cluster() != nil:
 		out.Conditions = s.conditions(v, disks)
+		var wrong *metapb.Condition
+		if out.Endurance, wrong = endurance(s.electors(v)); wrong != nil {
+			out.Conditions = append(out.Conditions, wrong)
+		}
 	}
 	return out, nil
+}
+
+// wantedDisks are the disks but for those that nobody has and nobody misses:
+// their node was removed or started without them, and they hold nothing.
+func (s *Service) wantedDisks(v *metadata.View) []*metapb.Disk {
+	return slices.DeleteFunc(s.nodes.disks(v), func(d *metapb.Disk) bool { return d.GetNode() == "" && !v.Holds(d.GetId()) })
 }
 
 func condition(severity metapb.Condition_Severity, object, problem, remedy string) *metapb.Condition {
@@ -90,6 +103,10 @@ func (s *Service) nodeConditions(v *metadata.View) (list []*metapb.Condition) {
 		}
 	}
 	switch want := int(v.Cluster().GetDefaultReplicas()); {
+	case len(serving) > 0 && s.mayHave(&metapb.Policy{Replicas: uint32(want)}) != nil:
+		list = append(list, condition(metapb.Condition_WARNING, "cluster",
+			fmt.Sprintf("New volumes get %d replicas by default, and this version keeps one.", want),
+			"Create volumes with --replicas 1; the default is set once, by --default-replicas beside --bootstrap."))
 	case len(serving) == 0:
 		list = append(list, condition(metapb.Condition_ERROR, "cluster",
 			"No disk is registered, so no volume can be created.", "Start a server with --disk DIR."))
@@ -209,6 +226,9 @@ func (s *Service) GetCapacity(ctx context.Context, in *metapb.GetCapacityRequest
 		if err := metadata.ValidatePolicy(p); err != nil {
 			return nil, err
 		}
+		if s.mayHave(p) != nil {
+			return &metapb.GetCapacityResponse{}, nil
+		}
 		return capacity(capacityOf(v, p, in.GetRack())), nil
 	}
 	replicas := in.GetReplicas()
@@ -217,6 +237,9 @@ func (s *Service) GetCapacity(ctx context.Context, in *metapb.GetCapacityRequest
 	}
 	if replicas > placement.MaxReplicas {
 		return nil, fmt.Errorf("%w: replicas is %d; it takes 1 to %d, or 0 for the cluster's default", block.ErrInvalid, replicas, placement.MaxReplicas)
+	}
+	if s.mayHave(&metapb.Policy{Replicas: replicas}) != nil {
+		return &metapb.GetCapacityResponse{}, nil
 	}
 	return capacity(v.Capacity(in.GetRack(), int(replicas))), nil
 }

@@ -25,6 +25,9 @@ func (s *Service) CreateVolume(ctx context.Context, in *metapb.CreateVolumeReque
 	c := &metapb.CreateVolume{
 		Id: block.NewUUID().String(), Name: in.GetName(), Size: in.GetSize(), Policy: fill(in.GetPolicy(), v.Cluster()),
 	}
+	if err := s.mayHave(c.Policy); err != nil && v.VolumeByName(c.Name) == nil { // else it differs from what is there, or is it
+		return nil, fmt.Errorf("volume %q: %w", c.Name, err)
+	}
 	wish, err := racksOf(in.GetRacks())
 	if err != nil {
 		return nil, err
@@ -49,6 +52,14 @@ func (s *Service) CreateVolume(ctx context.Context, in *metapb.CreateVolumeReque
 			return nil, err
 		}
 	}
+}
+
+// mayHave refuses a policy that primaries cannot keep.
+func (s *Service) mayHave(p *metapb.Policy) error {
+	if n := p.GetReplicas(); s.config.LocalCopies && n > 1 && n <= placement.MaxReplicas {
+		return fmt.Errorf("%w: %d replicas were asked for, and this version keeps one: use --replicas 1", block.ErrPrecondition, n)
+	}
+	return nil
 }
 
 // maxRacks bounds a wish.

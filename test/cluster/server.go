@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,10 @@ const patience = 60 * time.Second
 type Options struct {
 	Binary string
 	Dir    string   // holds data, disks, the NBD socket and the log
-	Disks  []string // default: one, Dir/disk; made if absent
+	Node   string   // default: n1
+	Rack   string   // default: r1
+	Join   string   // servers to join; default: it founds a cluster
+	Disks  []string // nil: one, Dir/disk; made if absent
 	Flags  []string // added to the command line
 	Env    []string // added to the environment
 	// Ports of another Server to take over, for a second server on the same node.
@@ -68,6 +72,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 
 // New lays out a server without starting it.
 func New(o Options) (*Server, error) {
+	o.Node, o.Rack = cmp.Or(o.Node, "n1"), cmp.Or(o.Rack, "r1")
 	if o.Disks == nil {
 		o.Disks = []string{filepath.Join(o.Dir, "disk")}
 	}
@@ -105,9 +110,16 @@ func freePorts(n int) ([]int, error) {
 
 // Args is the server's command line.
 func (s *Server) Args() []string {
-	args := []string{"server", "--node", "n1", "--rack", "r1", "--bootstrap",
-		"--data", filepath.Join(s.Dir, "data"), "--disk", strings.Join(s.Disks, ","),
+	args := []string{"server", "--node", s.Node, "--rack", s.Rack, "--data", filepath.Join(s.Dir, "data"),
 		"--listen", "127.0.0.1", "--nbd-socket", s.Socket}
+	if len(s.Disks) > 0 {
+		args = append(args, "--disk", strings.Join(s.Disks, ","))
+	}
+	if s.Join != "" {
+		args = append(args, "--join", s.Join)
+	} else {
+		args = append(args, "--bootstrap")
+	}
 	for _, p := range []struct {
 		flag string
 		port int
