@@ -33,11 +33,11 @@ const bootTime = 90 * time.Second
 func (j *job) processors() int { return cmp.Or(j.group[0].CPUs, lab.DefaultCPUs) }
 
 // load is what the guest takes of the host, in halves of a processor. One of several processors leaves some of it idle.
-func (j *job) load() int64 {
+func (j *job) load() int {
 	if j.group[0].Waits {
 		return 1
 	}
-	return int64(j.processors()) + 1
+	return j.processors() + 1
 }
 
 // run runs the group on a disk of its own, whose console is kept if a scenario failed.

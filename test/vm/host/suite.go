@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gabion-storage/gabion/test/vm/lab"
 )
@@ -80,23 +79,33 @@ func groups(scenarios []lab.Scenario) [][]lab.Scenario {
 	return all
 }
 
+// runAll runs the jobs side by side: whenever processors are free, the first that is content with them.
 func (s *Suite) runAll(ctx context.Context, all []*job) error {
-	most := 2 * int64(max(1, s.Processors)) // halves
-	free := semaphore.NewWeighted(most)
-	failures := make([]error, len(all))
-	var running sync.WaitGroup
-	for i, j := range all {
-		n := min(most, j.load())
-		if err := free.Acquire(ctx, n); err != nil {
-			failures[i] = context.Cause(ctx)
-			break
-		}
-		running.Go(func() {
-			defer free.Release(n)
-			failures[i] = j.run(ctx)
-		})
+	free, running := 2*max(1, s.Processors), 0 // halves
+	most := free
+	type end struct {
+		err  error
+		load int
 	}
-	running.Wait()
+	ends := make(chan end)
+	var failures []error
+	for len(all) > 0 || running > 0 {
+		fits := func(j *job) bool { return min(most, j.load()) <= free }
+		for i := slices.IndexFunc(all, fits); i >= 0 && ctx.Err() == nil; i = slices.IndexFunc(all, fits) {
+			j, load := all[i], min(most, all[i].load())
+			all = slices.Delete(all, i, i+1)
+			free -= load
+			running++
+			go func() { ends <- end{j.run(ctx), load} }()
+		}
+		if running == 0 {
+			return errors.Join(append(failures, context.Cause(ctx))...)
+		}
+		e := <-ends
+		free += e.load
+		running--
+		failures = append(failures, e.err)
+	}
 	return errors.Join(failures...)
 }
 
