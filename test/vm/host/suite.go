@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-
 	"github.com/gabion-storage/gabion/test/vm/lab"
 )
 
