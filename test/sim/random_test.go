@@ -104,7 +104,10 @@ func (s *sim) settle(o *owner) {
 		}
 		flushed = flushed && answered(flush())
 	}
-	s.until("the volume has its wanted size", func() bool { return s.volume().Size == s.volume().WantedSize })
+	s.until("the wanted size is served", func() bool {
+		v := s.server.find(s.id)
+		return s.volume().Size == s.volume().WantedSize && v != nil && v.core != nil && v.core.Status().Size == s.volume().Size
+	})
 	s.until("all is well", func() bool { return s.problem() == "" })
 }
 
