@@ -11,7 +11,7 @@ func outage() []lab.Scenario {
 	return []lab.Scenario{
 		{Name: "load/plugin-killed", Run: pluginKilled, Timeout: 5 * time.Minute},
 		{Name: "load/server-killed", Run: serverKilled, CPUs: 2, Timeout: 5 * time.Minute},
-		{Name: "load/server-silent", Run: serverSilent, Waits: true, Timeout: 5 * time.Minute},
+		{Name: "load/server-silent", Run: serverSilent, Waits: true, Timeout: 10 * time.Minute},
 	}
 }
 
