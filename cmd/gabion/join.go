@@ -58,19 +58,16 @@ func clusterIn(r *metapb.GetStatusResponse) (block.ClusterID, error) {
 // checkJoin refuses the founder of one cluster that is told to join another: it
 // would simply start, alone. Servers that do not answer prove nothing.
 func (s *server) checkJoin(ctx context.Context, own block.ClusterID) error {
-	c, err := client.Dial(strings.Split(s.join, ","))
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, meetLimit)
-	defer cancel()
-	var wrong error
-	r, err := c.GetStatus(ctx, &metapb.GetStatusRequest{})
-	if theirs, notID := clusterIn(r); err == nil && notID == nil && theirs != own {
-		wrong = fmt.Errorf("%w: --data %s founded cluster %s, and --join %s is cluster %s: to enter that one start with an empty --data and empty disks, else without --join",
-			block.ErrPrecondition, s.data, own, s.join, theirs)
-	}
-	return errors.Join(wrong, c.Close())
+	return s.withCell(func(c *client.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, meetLimit)
+		defer cancel()
+		r, err := c.GetStatus(ctx, &metapb.GetStatusRequest{})
+		if theirs, notID := clusterIn(r); err == nil && notID == nil && theirs != own {
+			return fmt.Errorf("%w: --data %s founded cluster %s, and --join %s is cluster %s: to enter that one start with an empty --data and empty disks, else without --join",
+				block.ErrPrecondition, s.data, own, s.join, theirs)
+		}
+		return nil
+	})
 }
 
 // enter registers this server where it joins, without its disks, which it can open
@@ -111,29 +108,33 @@ func (s *server) comeBack(ctx context.Context) error {
 	if s.origin != consensus.Joined || s.join == "" {
 		return nil
 	}
-	c, err := client.Dial(strings.Split(s.join, ","))
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, meetLimit)
-	defer cancel()
-	return errors.Join(s.introduce(ctx, c, s.describe(s.consensus.Address(), s.consensus.Directory())), c.Close())
+	return s.withCell(func(c *client.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, meetLimit)
+		defer cancel()
+		return s.introduce(ctx, c, s.describe(s.consensus.Address(), s.consensus.Directory()))
+	})
 }
 
 // atCell asks the servers of --join until they do what f asks, or refuse it.
 func (s *server) atCell(ctx context.Context, limit time.Duration, f func(context.Context, *client.Client) error) error {
+	return s.withCell(func(c *client.Client) error {
+		return retry(ctx, func() error {
+			call, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			err := f(call, c)
+			if passing(err) && ctx.Err() == nil {
+				s.log.Warn("the cluster does not take this server in yet; it is tried again", "join", s.join, "err", err)
+			}
+			return err
+		})
+	})
+}
+
+// withCell gives f a client of the servers of --join.
+func (s *server) withCell(f func(*client.Client) error) error {
 	c, err := client.Dial(strings.Split(s.join, ","))
 	if err != nil {
 		return err
 	}
-	err = retry(ctx, func() error {
-		call, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		err := f(call, c)
-		if passing(err) && ctx.Err() == nil {
-			s.log.Warn("the cluster does not take this server in yet; it is tried again", "join", s.join, "err", err)
-		}
-		return err
-	})
-	return errors.Join(err, c.Close())
+	return errors.Join(f(c), c.Close())
 }
