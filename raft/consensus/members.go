@@ -30,13 +30,6 @@ func (n *Node) Admit(ctx context.Context, node, address string) error {
 	})
 }
 
-// RemoveServer takes a server out of the cluster.
-func (n *Node) RemoveServer(ctx context.Context, node string) error {
-	return n.change(ctx, func() hraft.IndexFuture {
-		return n.raft.RemoveServer(hraft.ServerID(node), 0, patience(ctx))
-	})
-}
-
 func (n *Node) change(ctx context.Context, request func() hraft.IndexFuture) error {
 	if err := n.enter(ctx); err != nil {
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)

@@ -47,7 +47,7 @@ func (s *Service) mayServe(v *metadata.View, vol *metapb.Volume, id block.Volume
 		return fmt.Errorf("%w: volume %q lies in rack %q, and node %q is in rack %q; connect to a node of its rack",
 			block.ErrPrecondition, vol.GetName(), vol.GetRack(), node, n.GetRack())
 	}
-	if len(holders) == 0 && v.Node(node) != nil && !hasDisk(v, node) {
+	if len(holders) == 0 && v.Node(node) != nil && !nodesWithDisks(v)[node] {
 		return fmt.Errorf("%w: node %q has no disk; connect to one that has", block.ErrPrecondition, node)
 	}
 	holder := v.Grant(id).GetNode()
@@ -57,10 +57,14 @@ func (s *Service) mayServe(v *metadata.View, vol *metapb.Volume, id block.Volume
 	return nil
 }
 
-// hasDisk reports whether a node can serve at all: a server without disks takes
+// nodesWithDisks are those that can serve at all: a server without disks takes
 // part in the metadata service only.
-func hasDisk(v *metadata.View, node string) bool {
-	return slices.ContainsFunc(v.Disks(), func(d *metapb.Disk) bool { return d.GetNode() == node })
+func nodesWithDisks(v *metadata.View) map[string]bool {
+	equipped := map[string]bool{}
+	for _, d := range v.Disks() {
+		equipped[d.GetNode()] = true
+	}
+	return equipped
 }
 
 func names(set map[string]bool) string {

@@ -34,12 +34,13 @@ func (s *Service) GetStatus(ctx context.Context, _ *metapb.GetStatusRequest) (*m
 		Volumes: int64(v.VolumeCount()), Attachments: int64(v.AttachmentCount()),
 		Provisioned: v.Provisioned(), FeatureLevel: v.CommonLevel(),
 	}
+	equipped := nodesWithDisks(v)
 	for _, n := range s.nodes.all(v) {
 		out.Nodes++
 		if n.GetUp() {
 			out.NodesUp++
 		}
-		if !hasDisk(v, n.GetName()) {
+		if !equipped[n.GetName()] {
 			out.NodesWithoutDisks++
 		}
 	}
