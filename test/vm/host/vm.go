@@ -61,7 +61,7 @@ type VM struct {
 // Boot starts the emulator. The memory is in MiB; the words are added to the kernel's command line.
 func (m *Machine) Boot(ctx context.Context, memory, cpus int, words ...string) (*VM, error) {
 	cmdline := append([]string{"console=ttyS0", "loglevel=4", "panic=-1", "net.ifnames=0", "log_buf_len=8M",
-		"mitigations=off", "nokaslr", "apparmor=0", "audit=0", m.Append}, words...)
+		"mitigations=off", "init_on_alloc=0", "nokaslr", "apparmor=0", "audit=0", m.Append}, words...)
 	disk := func(file, options string) []string {
 		return []string{"-drive", "if=virtio,format=raw,file=" + file + "," + options}
 	}

@@ -31,9 +31,9 @@ type Shape struct {
 // The shapes of loads: an ordinary one, whose pace leaves the emulator's processors to what the scenario does, one that
 // keeps 32 requests in flight at each place, and one for many places.
 var (
-	Ordinary = Shape{Workers: 4, Span: 512 << 10, Pace: 100 * time.Millisecond}
+	Ordinary = Shape{Workers: 4, Span: 512 << 10, Pace: 200 * time.Millisecond}
 	Deep     = Shape{Workers: 32, Span: 256 << 10}
-	Light    = Shape{Workers: 1, Span: 128 << 10, Pace: 200 * time.Millisecond}
+	Light    = Shape{Workers: 1, Span: 128 << 10, Pace: 500 * time.Millisecond}
 )
 
 // Load is a workload that writes self-describing blocks and syncs each, until Stop. Any error of a write or a sync is a

@@ -11,16 +11,16 @@ import (
 
 func failover() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "B029-in-flight-when-killed", Run: inFlightWhenKilled, CPUs: 2, Timeout: 5 * time.Minute},
+		{Name: "B029-in-flight-when-killed", Run: inFlightWhenKilled, Once: true, CPUs: 2, Timeout: 5 * time.Minute},
 		{Name: "H01-H02-stale-write", Run: staleWrite, Waits: true},
 		{Name: "H05-one-of-the-sockets", Run: oneOfTheSockets, CPUs: 2},
 		{Name: "B030-move", Run: tenMoves, CPUs: 2, Timeout: 3 * time.Minute},
-		{Name: "B031-expand-while-silent", Run: expandWhileSilent},
-		{Name: "B031-expand-and-kill", Run: expandAndKill, Timeout: 3 * time.Minute},
-		{Name: "B033-H83-server-and-plugin-away", Run: serverAndPluginAway, Waits: true, Timeout: 5 * time.Minute},
+		{Name: "B031-expand-while-silent", Run: expandWhileSilent, Once: true},
+		{Name: "B031-expand-and-kill", Run: expandAndKill, Once: true, Timeout: 3 * time.Minute},
+		{Name: "B033-H83-server-and-plugin-away", Run: serverAndPluginAway, Once: true, Waits: true, Timeout: 5 * time.Minute},
 		{Name: "B035-pause", Run: networkPause, Waits: true, Timeout: 6 * time.Minute},
-		{Name: "B036-B085-idle-and-upgraded", Run: idleAndUpgraded, CPUs: 2, Timeout: 20 * time.Minute},
-		{Name: "B086-stats-of-the-silent", Run: statsOfTheSilent},
+		{Name: "B036-B085-idle-and-upgraded", Run: idleAndUpgraded, Once: true, CPUs: 2, Timeout: 20 * time.Minute},
+		{Name: "B086-stats-of-the-silent", Run: statsOfTheSilent, Once: true},
 	}
 }
 

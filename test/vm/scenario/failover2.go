@@ -16,10 +16,10 @@ func refusals() []lab.Scenario {
 	return []lab.Scenario{
 		{Name: "H21-H23-cache-lost", Run: cacheLost, Waits: true},
 		{Name: "H22-cache-kept", Run: cacheKept},
-		{Name: "H86-B044-refused", Run: refused, Timeout: 3 * time.Minute},
+		{Name: "H86-B044-refused", Run: refused, Once: true, Timeout: 3 * time.Minute},
 		{Name: "H86-B044-servers-gone", Run: serversGone, Waits: true},
-		{Name: "H84-H68-full-disk", Run: fullDisk, Timeout: 3 * time.Minute},
-		{Name: "H85-plugin-away", Run: pluginAway, Waits: true},
+		{Name: "H84-H68-full-disk", Run: fullDisk, Once: true, Timeout: 3 * time.Minute},
+		{Name: "H85-plugin-away", Run: pluginAway, Once: true, Waits: true},
 	}
 }
 

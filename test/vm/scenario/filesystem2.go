@@ -11,12 +11,12 @@ import (
 
 func filesystem2() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "H68-full-disk/wait", Run: fullDiskWaits, Timeout: 4 * time.Minute},
+		{Name: "H68-full-disk/wait", Run: fullDiskWaits, Once: true, Timeout: 4 * time.Minute},
 		{Name: "H68-full-disk/error-ext4", Run: func(t *lab.T) { fullDiskFails(t, "ext4") }, Timeout: 4 * time.Minute},
-		{Name: "H68-full-disk/error-xfs", Run: func(t *lab.T) { fullDiskFails(t, "xfs") }, Timeout: 4 * time.Minute},
+		{Name: "H68-full-disk/error-xfs", Run: func(t *lab.T) { fullDiskFails(t, "xfs") }, Once: true, Timeout: 4 * time.Minute},
 		{Name: "B048-H85-shutdown", Run: shutdown, Waits: true, Timeout: 4 * time.Minute},
 		{Name: "H87-B049-little-memory", Run: littleMemory, Memory: 512, Timeout: 8 * time.Minute, Alone: true},
-		{Name: "csi-sanity/mount", Run: func(t *lab.T) { sanity(t, "mount") }, Timeout: 10 * time.Minute},
+		{Name: "csi-sanity/mount", Run: func(t *lab.T) { sanity(t, "mount") }, Once: true, Timeout: 10 * time.Minute},
 		{Name: "csi-sanity/block", Run: func(t *lab.T) { sanity(t, "block") }, Timeout: 10 * time.Minute, Long: true},
 	}
 }

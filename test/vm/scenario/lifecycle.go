@@ -14,7 +14,7 @@ func lifecycle() []lab.Scenario {
 		{Name: "lifecycle/xfs", Run: func(t *lab.T) { fileSystem(t, "xfs") }},
 		{Name: "lifecycle/block", Run: rawBlock},
 		{Name: "lifecycle/read-only", Run: readOnly},
-		{Name: "B154-pods-of-one-node", Run: podsOfOneNode},
+		{Name: "B154-pods-of-one-node", Run: podsOfOneNode, Once: true},
 	}
 }
 

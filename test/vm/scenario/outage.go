@@ -9,7 +9,7 @@ import (
 
 func outage() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "load/plugin-killed", Run: pluginKilled, Timeout: 5 * time.Minute},
+		{Name: "load/plugin-killed", Run: pluginKilled, Once: true, Timeout: 5 * time.Minute},
 		{Name: "load/server-killed", Run: serverKilled, CPUs: 2, Timeout: 5 * time.Minute},
 		{Name: "load/server-silent", Run: serverSilent, Waits: true, Timeout: 10 * time.Minute},
 	}
