@@ -15,7 +15,7 @@ import (
 
 func device() []lab.Scenario {
 	return append([]lab.Scenario{
-		{Name: "H75-B153-node-returns", Run: nodeReturns, Timeout: 4 * time.Minute},
+		{Name: "H75-B153-node-returns", Run: nodeReturns, Once: true, Timeout: 4 * time.Minute},
 		{Name: "H72-H74-B114-B077-fenced", Run: fenced, Once: true, Timeout: 4 * time.Minute},
 		{Name: "H76-B040-killed-at-each-step", Run: killedAtEachStep, Once: true, Timeout: 8 * time.Minute},
 		{Name: "B041-B043-B045-in-use", Run: inUse, Waits: true, Timeout: 4 * time.Minute},

@@ -14,8 +14,8 @@ import (
 
 func refusals() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "H21-H23-cache-lost", Run: cacheLost, Waits: true},
-		{Name: "H22-cache-kept", Run: cacheKept},
+		{Name: "H21-H23-cache-lost", Run: cacheLost, Once: true, Waits: true},
+		{Name: "H22-cache-kept", Run: cacheKept, Once: true},
 		{Name: "H86-B044-refused", Run: refused, Once: true, Timeout: 3 * time.Minute},
 		{Name: "H86-B044-servers-gone", Run: serversGone, Waits: true},
 		{Name: "H84-H68-full-disk", Run: fullDisk, Once: true, Timeout: 3 * time.Minute},
