@@ -32,12 +32,12 @@ const bootTime = 90 * time.Second
 
 func (j *job) processors() int { return cmp.Or(j.group[0].CPUs, lab.DefaultCPUs) }
 
-// load is what the guest takes of the host, in halves of a processor. One of several processors leaves some of it idle.
+// load is what the guest takes of the host, in halves of a processor. One of several processors leaves all but one of them idle for the most part.
 func (j *job) load() int {
 	if j.group[0].Waits {
 		return 1
 	}
-	return j.processors() + 1
+	return 2
 }
 
 // run runs the group on a disk of its own, whose console is kept if a scenario failed.

@@ -56,7 +56,7 @@ func (s *Suite) Run(ctx context.Context, scenarios []lab.Scenario) error {
 		}
 	}
 	// What takes most comes first, so that no processor is idle at the end.
-	slices.SortStableFunc(all, func(a, b *job) int { return cmp.Compare(b.load(), a.load()) })
+	slices.SortStableFunc(all, func(a, b *job) int { return cmp.Compare(len(b.group), len(a.group)) })
 	err := s.runAll(ctx, all)
 	for _, m := range s.Machines {
 		t := s.tallies[m]

@@ -18,7 +18,7 @@ func device() []lab.Scenario {
 		{Name: "H75-B153-node-returns", Run: nodeReturns, Once: true, Timeout: 4 * time.Minute},
 		{Name: "H72-H74-B114-B077-fenced", Run: fenced, Once: true, Timeout: 4 * time.Minute},
 		{Name: "H76-B040-killed-at-each-step", Run: killedAtEachStep, Once: true, Timeout: 8 * time.Minute},
-		{Name: "B041-B043-B045-in-use", Run: inUse, Waits: true, Timeout: 4 * time.Minute},
+		{Name: "B041-B043-B045-in-use", Run: inUse, Once: true, Waits: true, Timeout: 4 * time.Minute},
 		{Name: "B037-stage-unstage-race", Run: stageUnstageRace, CPUs: 2, Timeout: 10 * time.Minute},
 		{Name: "B038-few-numbers", Run: fewNumbers, Once: true, Timeout: 10 * time.Minute},
 		{Name: "B039-foreign-devices", Run: foreignDevices, Once: true, Timeout: 4 * time.Minute},

@@ -18,7 +18,7 @@ func failover() []lab.Scenario {
 		{Name: "B031-expand-while-silent", Run: expandWhileSilent, Once: true},
 		{Name: "B031-expand-and-kill", Run: expandAndKill, Once: true, Timeout: 3 * time.Minute},
 		{Name: "B033-H83-server-and-plugin-away", Run: serverAndPluginAway, Once: true, Waits: true, Timeout: 5 * time.Minute},
-		{Name: "B035-pause", Run: networkPause, Waits: true, Timeout: 6 * time.Minute},
+		{Name: "B035-pause", Run: networkPause, Once: true, Waits: true, Timeout: 6 * time.Minute},
 		{Name: "B036-B085-idle-and-upgraded", Run: idleAndUpgraded, Once: true, CPUs: 2, Timeout: 20 * time.Minute},
 		{Name: "B086-stats-of-the-silent", Run: statsOfTheSilent, Once: true},
 	}

@@ -10,7 +10,7 @@ import (
 
 func limits() []lab.Scenario {
 	return []lab.Scenario{
-		{Name: "B033-outage-limit", Run: outageLimit, Waits: true, Timeout: 4 * time.Minute},
+		{Name: "B033-outage-limit", Run: outageLimit, Once: true, Waits: true, Timeout: 4 * time.Minute},
 	}
 }
 

@@ -43,7 +43,7 @@ func underLoad(t *lab.T, faults func(s *lab.Server, p *lab.Plugin, l *lab.Load))
 func pluginKilled(t *lab.T) {
 	underLoad(t, func(s *lab.Server, p *lab.Plugin, l *lab.Load) {
 		random := t.Random()
-		kills := t.Rounds(5, 20)
+		kills := t.Rounds(3, 20)
 		l.Quiet(fmt.Sprintf("the plugin killed %d times", kills), time.Second, func() {
 			for range kills {
 				t.Pause(time.Duration(random.IntN(1500)) * time.Millisecond)
