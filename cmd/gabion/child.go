@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -35,15 +36,20 @@ func newChild(dir string, keep bool) (*child, error) {
 	return c, os.MkdirAll(c.disk(), 0o700)
 }
 
-// freePorts finds n ports of loopback that nobody listens on now.
+// freePorts finds n ports of loopback that nobody listens on now. They lie below
+// those that the kernel gives to connections, which would take them meanwhile.
 func freePorts(n int) (ports []int, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	const first, count, tries = 20000, 12000, 1000
+	for try := 0; len(ports) < n; try++ {
+		port := first + rand.IntN(count)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil && try >= tries {
 			return nil, fmt.Errorf("%w: a free port: %w", block.ErrUnavailable, err)
 		}
-		defer l.Close() // after the last: no two are the same
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		if err == nil {
+			defer l.Close() // after the last: no two are the same
+			ports = append(ports, port)
+		}
 	}
 	return ports, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -94,16 +95,21 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// freePorts finds n ports of 127.0.0.1 that nobody listens on.
+// freePorts finds n ports of 127.0.0.1 that nobody listens on, below those that
+// the kernel gives to connections, which would take them meanwhile.
 func freePorts(n int) ([]int, error) {
+	const first, count, tries = 20000, 12000, 1000
 	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	for try := 0; len(ports) < n; try++ {
+		port := first + rand.IntN(count)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil && try >= tries {
 			return nil, err
 		}
-		defer func() { _ = l.Close() }()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		if err == nil {
+			defer func() { _ = l.Close() }()
+			ports = append(ports, port)
+		}
 	}
 	return ports, nil
 }
