@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 // child is a server process that the tour starts, kills and starts again.
@@ -30,28 +30,10 @@ type child struct {
 func newChild(dir string, keep bool) (*child, error) {
 	c := &child{dir: dir, keep: keep}
 	var err error
-	if c.ports, err = freePorts(len(portNames)); err != nil {
+	if c.ports, err = daemon.FreePorts(len(portNames)); err != nil {
 		return nil, err
 	}
 	return c, os.MkdirAll(c.disk(), 0o700)
-}
-
-// freePorts finds n ports of loopback that nobody listens on now. They lie below
-// those that the kernel gives to connections, which would take them meanwhile.
-func freePorts(n int) (ports []int, err error) {
-	const first, count, tries = 20000, 12000, 1000
-	for try := 0; len(ports) < n; try++ {
-		port := first + rand.IntN(count)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil && try >= tries {
-			return nil, fmt.Errorf("%w: a free port: %w", block.ErrUnavailable, err)
-		}
-		if err == nil {
-			defer l.Close() // after the last: no two are the same
-			ports = append(ports, port)
-		}
-	}
-	return ports, nil
 }
 
 var portNames = [...]string{"metadata", "raft", "replica", "nbd", "http"}

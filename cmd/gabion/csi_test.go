@@ -21,6 +21,7 @@ import (
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 // plugged is a plugin inside the test process.
@@ -101,7 +102,7 @@ func TestCSIController(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := freePorts(len(portNames) + 1)
+	ports, err := daemon.FreePorts(len(portNames) + 1)
 	if err != nil {
 		t.Fatal(err)
 	}

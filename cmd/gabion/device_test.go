@@ -20,6 +20,7 @@ import (
 	"github.com/gabion-storage/gabion/raft/client"
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 // bench is a server, and a machine in memory whose kernel it serves.
@@ -38,7 +39,7 @@ func newBench(t *testing.T) *bench {
 	if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := freePorts(len(portNames))
+	ports, err := daemon.FreePorts(len(portNames))
 	if err != nil {
 		t.Fatal(err)
 	}

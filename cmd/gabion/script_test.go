@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +41,7 @@ func TestScript(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			s := &scripted{servers: map[string]*process{}}
 			var err error
-			if s.ports, err = freePorts(10); err != nil {
+			if s.ports, err = daemon.FreePorts(10); err != nil {
 				return err
 			}
 			e.Setenv("GABION_SERVER", fmt.Sprintf("127.0.0.1:%d", s.ports[0]))

@@ -19,6 +19,7 @@ import (
 
 	nbd "github.com/gabion-storage/gabion/nbd/client"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
 	"github.com/gabion-storage/gabion/server/image"
 )
 
@@ -143,7 +144,7 @@ func TestServer(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := freePorts(len(portNames))
+	ports, err := daemon.FreePorts(len(portNames))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +277,7 @@ func TestServerFails(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := freePorts(len(portNames))
+	ports, err := daemon.FreePorts(len(portNames))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gabion-storage/gabion/raft/metapb"
 	"github.com/gabion-storage/gabion/server/block"
+	"github.com/gabion-storage/gabion/server/daemon"
 	"github.com/gabion-storage/gabion/server/fault"
 	"github.com/gabion-storage/gabion/server/primary"
 	"github.com/gabion-storage/gabion/server/replica"
@@ -20,7 +21,7 @@ func TestStatusWithoutLeader(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := freePorts(len(portNames))
+	ports, err := daemon.FreePorts(len(portNames))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -137,4 +138,23 @@ func lockDirectory(dir, flag string) (unlock func(), err error) {
 		return nil, errors.Join(fmt.Errorf("%w: locking %s: %v", block.ErrUnavailable, dir, err), d.Close())
 	}
 	return func() { _ = d.Close() }, nil
+}
+
+// FreePorts finds n ports of loopback that nobody listens on now. They lie below
+// those that the kernel gives to connections, which would take them meanwhile.
+// ErrUnavailable: there are not so many.
+func FreePorts(n int) (ports []int, err error) {
+	const first, count, tries = 20000, 12000, 1000
+	for try := 0; len(ports) < n; try++ {
+		port := first + rand.IntN(count)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil && try >= tries {
+			return nil, fmt.Errorf("%w: a free port: %w", block.ErrUnavailable, err)
+		}
+		if err == nil {
+			defer l.Close() // after the last: no two are the same
+			ports = append(ports, port)
+		}
+	}
+	return ports, nil
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gabion-storage/gabion/server/daemon"
 )
 
 // patience is how long a server may take for anything a test waits for: far
@@ -87,31 +87,12 @@ func New(o Options) (*Server, error) {
 		s.Ports = *o.Ports
 		return s, nil
 	}
-	ports, err := freePorts(5)
+	ports, err := daemon.FreePorts(5)
 	if err != nil {
 		return nil, err
 	}
 	s.Ports = Ports{Metadata: ports[0], Raft: ports[1], Replica: ports[2], NBD: ports[3], HTTP: ports[4]}
 	return s, nil
-}
-
-// freePorts finds n ports of 127.0.0.1 that nobody listens on, below those that
-// the kernel gives to connections, which would take them meanwhile.
-func freePorts(n int) ([]int, error) {
-	const first, count, tries = 20000, 12000, 1000
-	var ports []int
-	for try := 0; len(ports) < n; try++ {
-		port := first + rand.IntN(count)
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil && try >= tries {
-			return nil, err
-		}
-		if err == nil {
-			defer func() { _ = l.Close() }()
-			ports = append(ports, port)
-		}
-	}
-	return ports, nil
 }
 
 // Args is the server's command line.

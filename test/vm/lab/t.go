@@ -28,7 +28,7 @@ type Scenario struct {
 	Timeout time.Duration // of the guest's time; 0: DefaultTimeout
 	Long    bool          // only with LONG=1
 	Alone   bool          // in a boot of its own
-	Once    bool          // on the first kernel of a run alone, unless LONG=1: it is about our code, and kernels have not differed in it
+	Once    bool          // on the first kernel of a run alone, unless LONG=1: it is about our code more than about the kernel
 }
 
 // What a scenario that says nothing gets.

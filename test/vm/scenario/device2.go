@@ -24,16 +24,14 @@ func raws(t *lab.T, p *lab.Plugin, n int, size int64) []*lab.Volume {
 	return all
 }
 
-// together runs f for each volume at once, again while what refuses it passes by itself, and ends the scenario with the first error.
+// together runs f for each volume at once, and ends the scenario with the first error.
 func together(t *lab.T, what string, volumes []*lab.Volume, f func(context.Context, *lab.Volume) error) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	errs := make([]error, len(volumes))
 	var all sync.WaitGroup
 	for i, v := range volumes {
-		all.Go(func() {
-			errs[i] = t.Repeat(ctx, what+" of "+v.Name, func(ctx context.Context) error { return f(ctx, v) })
-		})
+		all.Go(func() { errs[i] = f(ctx, v) })
 	}
 	all.Wait()
 	for i, err := range errs {

@@ -85,6 +85,9 @@ func fullDiskFails(t *lab.T, fs string) {
 	// With its journal aborted Linux 6.1's ext4 may try for ever to write what it cannot, until the writer is killed.
 	_, err := t.Try("timeout", "--signal=KILL", "30", "dd", "if=/dev/zero", "of="+big, "bs=1M", "count=300", "conv=fsync", "status=none")
 	t.Refused(err, "a write that does not fit")
+	if len(t.KernelLines(`returned error \(28\)`)) == 0 {
+		t.Errorf("nothing was refused for want of space: the writes waited")
+	}
 	t.Expect(filepath.Join(pod, "before"), "before")
 	used := s.Used()
 	_, err = t.Try("sh", "-e", "-c", "rm $1; sync -f $2; fstrim $2", "sh", big, pod)
